@@ -1,0 +1,3 @@
+"""Pagein: virtual memory for AI models."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""What a model is and needs: headers, estimates, remembered peaks."""

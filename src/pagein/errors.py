@@ -1,0 +1,217 @@
+"""Every error that Pagein raises, each with its exit code, HTTP status, machine-readable code and hint."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pagein.units import format_bytes, format_duration
+
+
+class PageinError(Exception):
+    """An error meant for people: what happened, why, and (in ``hint``) what to do.
+
+    ``details`` holds the numbers behind the message as JSON-ready values; the HTTP error body repeats them.
+    """
+
+    code: ClassVar[str] = "pagein_error"
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+    hint: str | None = None
+
+    def __init__(self, message: str, *, hint: str | None = None, **details: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, object] = details
+        if hint is not None:
+            self.hint = hint
+
+
+class ConfigError(PageinError):
+    """The configuration is wrong; the message lists every fault with its line."""
+
+    code = "invalid_config"
+    exit_code = 2
+
+
+class BadModelFile(PageinError):
+    """A weight file is damaged, hostile or of an unknown format; the message names file, part and both numbers."""
+
+    code = "bad_model_file"
+    exit_code = 3
+
+
+class ModelNotFound(PageinError):
+    """The request names a model that the configuration does not have."""
+
+    code = "model_not_found"
+    http_status = 404
+    exit_code = 4
+
+    def __init__(self, model: str, known: list[str]) -> None:
+        listing = ", ".join(sorted(known)) or "none"
+        super().__init__(f"there is no model {model!r}; configured: {listing}", model=model)
+
+
+class CapabilityMissing(PageinError):
+    """The model exists but cannot do what the request asks for."""
+
+    code = "capability_missing"
+    http_status = 400
+
+    def __init__(self, model: str, capability: str, has: list[str]) -> None:
+        listing = ", ".join(sorted(has)) or "nothing"
+        super().__init__(f"model {model!r} cannot do {capability}; it offers: {listing}", model=model)
+
+
+class BadRequest(PageinError):
+    """The request cannot be understood; the message names the field."""
+
+    code = "invalid_request"
+    http_status = 400
+
+
+class RequestTooLarge(PageinError):
+    """The request body passes the configured limit."""
+
+    code = "request_too_large"
+    http_status = 413
+
+    def __init__(self, size: int | None, limit: int) -> None:
+        got = "more" if size is None else format_bytes(size)
+        super().__init__(
+            f"the request body has {got}, the limit is {format_bytes(limit)}",
+            hint="raise server.max_body",
+            limit_bytes=limit,
+        )
+
+
+class ContextLengthExceeded(PageinError):
+    """The prompt is longer than the model's configured context (row G8)."""
+
+    code = "context_length_exceeded"
+    http_status = 400
+
+    def __init__(self, model: str, tokens: int | None, context: int | None) -> None:
+        super().__init__(
+            f"the prompt has {tokens if tokens is not None else 'more'} tokens, "
+            f"the context of {model!r} holds {context if context is not None else 'fewer'}",
+            hint="shorten the prompt, or raise `context` of this model",
+            model=model,
+            tokens=tokens,
+            context=context,
+        )
+
+
+class NeverFits(PageinError):
+    """The model needs more than the budget could ever free for it; nothing was evicted (rule 4)."""
+
+    code = "model_too_large"
+    http_status = 507
+    exit_code = 5
+
+    def __init__(self, model: str, pool: str, need: int, available: int, budget: int, held_by: list[str]) -> None:
+        kept = f", with {', '.join(held_by)} kept for ever" if held_by else ""
+        super().__init__(
+            f"model {model!r} needs {format_bytes(need)} of {pool}, "
+            f"the budget can give it at most {format_bytes(available)} of {format_bytes(budget)}{kept}",
+            hint="raise the budget, lower `context`, or choose a smaller quantisation",
+            model=model,
+            pool=pool,
+            need_bytes=need,
+            available_bytes=available,
+            budget_bytes=budget,
+            held_by=held_by,
+        )
+
+
+class WaitTooLong(PageinError):
+    """The bound on a wait passed; the message carries the reason that the request waited for (rule 6)."""
+
+    code = "wait_timeout"
+    http_status = 503
+    exit_code = 6
+
+    def __init__(self, model: str, waited: float, reason: str) -> None:
+        super().__init__(
+            f"model {model!r} was not available within {format_duration(waited)}: {reason}",
+            hint="try again later, or raise scheduler.max_wait",
+            model=model,
+            waited_seconds=round(waited, 3),
+            retry_after=5,
+        )
+
+
+class QueueFull(PageinError):
+    """The model's bounded queue is full (row G6)."""
+
+    code = "queue_full"
+    http_status = 429
+
+    def __init__(self, model: str, waiting: int, limit: int) -> None:
+        super().__init__(
+            f"the queue of model {model!r} is full: {waiting} waiting, the limit is {limit}",
+            hint="try again after the Retry-After time, or raise `queue` of this model",
+            model=model,
+            waiting=waiting,
+            limit=limit,
+            retry_after=1,
+        )
+
+
+class LoadFailed(PageinError):
+    """The worker died or gave up before it was ready; the message ends with its last log lines."""
+
+    code = "load_failed"
+    http_status = 503
+    exit_code = 7
+
+
+class WorkerDied(PageinError):
+    """The worker ended while it served the request."""
+
+    code = "worker_died"
+    http_status = 502
+
+
+class WorkerTimeout(PageinError):
+    """The worker sent no byte for the model's time-out."""
+
+    code = "worker_timeout"
+    http_status = 504
+
+    def __init__(self, model: str, seconds: float) -> None:
+        super().__init__(
+            f"model {model!r} sent nothing for {format_duration(seconds)}",
+            hint="raise `timeout` of this model",
+            model=model,
+            timeout_seconds=seconds,
+        )
+
+
+class ShuttingDown(PageinError):
+    """The daemon is stopping and takes no new requests."""
+
+    code = "shutting_down"
+    http_status = 503
+
+
+class Unauthorized(PageinError):
+    """The API key is missing or wrong."""
+
+    code = "unauthorized"
+    http_status = 401
+
+
+class DaemonUnreachable(PageinError):
+    """No daemon answers at the address; used by the command line."""
+
+    code = "daemon_unreachable"
+    exit_code = 8
+
+
+class EngineMissing(PageinError):
+    """The engine of a model is not installed here."""
+
+    code = "engine_missing"
+    http_status = 503
+    exit_code = 9

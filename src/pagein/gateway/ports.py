@@ -1,0 +1,206 @@
+"""What the gateway needs from the daemon: one small interface, and the values that it shows.
+
+The daemon implements `Desk`; tests use a fake one. Everything here is asked and answered on the event loop's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pagein.errors import PageinError
+from pagein.protocol import Capability, Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """One pool for people and programs; bytes."""
+
+    name: str
+    budget: int
+    own: int
+    """Held for the daemon itself."""
+    reserved: int
+    resident: int
+    releasing: int
+    free: int
+    measured: int | None
+    """Sum of the last measurements of daemon and workers."""
+    highest_measured: int | None
+    """Highest such sum since start."""
+    available: int | None
+    """What the machine reports as available."""
+    source: str
+    """What set the budget: ``configured 700 MiB``, ``90 % of cgroup /x memory.max``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """One model for people and programs; bytes and seconds; unknown is None."""
+
+    name: str
+    engine: str
+    engine_version: str
+    capabilities: list[str]
+    state: str
+    """absent, loading, resident, draining, releasing or failed."""
+    priority: str
+    pinned: bool
+    device: str
+    context: int | None
+    need: dict[str, int]
+    need_source: str
+    """measured, declared or estimated."""
+    need_explanation: str
+    estimate: dict[str, int]
+    """What was declared or estimated before anything was measured."""
+    held: dict[str, int]
+    """Bytes in the ledger now."""
+    measured: dict[str, int] | None
+    """Bytes at the last sample."""
+    peak: dict[str, int] | None
+    """Highest bytes ever measured and remembered."""
+    leases: int
+    waiting: int
+    uses: int
+    loads: int
+    idle_seconds: float | None
+    load_seconds: float | None
+    """What the last load took."""
+    pid: int | None
+    last_reason: str
+    problem: str | None
+    """Why it cannot be served now (file missing, engine not installed, back-off), or None."""
+    retry_in_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    """The whole daemon at one moment (`GET /api/status`)."""
+
+    version: str
+    pid: int
+    address: str
+    state: str
+    """running or stopping."""
+    uptime_seconds: float
+    pools: list[PoolView]
+    models: list[ModelView]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One action of the scheduler as it is logged, streamed and explained."""
+
+    seq: int
+    time: float
+    """Seconds since the epoch."""
+    kind: str
+    """grant, refuse, wait, load, ready, stop, freed, kill, failed or note."""
+    model: str | None
+    reason: str
+    request_id: int | None = None
+    data: dict[str, object] = field(default_factory=dict)
+    """Numbers, for example ``{"evicted_for": "chat", "bytes": 123}``."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEviction:
+    """A model that would leave, and why this one."""
+
+    model: str
+    bytes: dict[str, int]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """Dry run: what would happen if the model were asked for now (`GET /api/plan?model=X`)."""
+
+    model: str
+    outcome: str
+    """resident (already there), loading, load (fits now), evict (fits after evictions), wait (others are in use), refuse."""
+    need: dict[str, int]
+    free: dict[str, int]
+    evict: list[PlannedEviction]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A granted request; given back exactly once with `Desk.release`."""
+
+    request_id: int
+    model: str
+    endpoint: Endpoint
+    context: int | None
+    timeout: float
+    """Longest silence of the worker, seconds."""
+    waited_seconds: float
+    load_seconds: float | None
+    """What the load took, when this request waited for one; None when the model was there."""
+    evicted: tuple[str, ...] = ()
+    """Models evicted for it meanwhile."""
+
+
+class Desk(Protocol):
+    """The daemon as the gateway sees it."""
+
+    async def acquire(
+        self, model: str, capability: Capability, on_wait: Callable[[str, int], None] | None = None
+    ) -> Lease:
+        """Wait for a lease. ``on_wait(reason, position)`` is called whenever either changes.
+
+        Raises PageinError (ModelNotFound, CapabilityMissing, NeverFits, QueueFull, WaitTooLong, LoadFailed, …).
+        Cancelling the call gives the place in the queue back.
+        """
+        ...
+
+    def release(self, lease: Lease, status: int, seconds: float) -> None:
+        """Give a lease back: HTTP status sent (499 = the client left) and seconds from grant to the last byte."""
+        ...
+
+    async def why_gone(self, lease: Lease) -> PageinError:
+        """Explain a broken connection to the worker of a lease: its exit with the last log lines, or a plain fault."""
+        ...
+
+    def names(self) -> list[str]:
+        """The configured models, in the order of the configuration."""
+        ...
+
+    def capabilities(self, model: str) -> frozenset[Capability]:
+        """What a model offers; raises ModelNotFound."""
+        ...
+
+    def status(self) -> StatusView:
+        """Everything at this moment."""
+        ...
+
+    def plan(self, model: str) -> PlanView:
+        """Dry run on the live state; raises ModelNotFound."""
+        ...
+
+    def decisions(self, model: str | None = None, limit: int = 100) -> list[Decision]:
+        """The last decisions, oldest first, of one model or of all."""
+        ...
+
+    def subscribe(self) -> AsyncIterator[Decision]:
+        """Every decision from now on; ends when the daemon stops."""
+        ...
+
+    async def load(self, model: str) -> None:
+        """Load without using; returns when resident, raises like `acquire`."""
+        ...
+
+    async def unload(self, model: str) -> None:
+        """Unload after the leases in use have ended; returns when its memory is back."""
+        ...
+
+    def set_pin(self, model: str, pinned: bool) -> None:
+        """Pin or unpin; raises ModelNotFound."""
+        ...
+
+    def log_path(self, model: str) -> str:
+        """Where the model's log is; raises ModelNotFound."""
+        ...

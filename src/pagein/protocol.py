@@ -1,0 +1,144 @@
+"""Messages and paths between the daemon and a worker.
+
+The daemon starts ``python -m pagein.worker`` in a session of its own and writes one line of JSON, the `WorkerSpec`, to
+its standard input. Standard input then stays open: its end tells the worker that the daemon is gone. The worker answers
+with lines of JSON on the pipe whose number is in ``PAGEIN_CONTROL_FD``: `Hello`, then `Ready` or `Failed`. The pipe is
+inherited, so what arrives on it comes from the child that was started and from nobody else; ``token`` is echoed to prove
+it. Standard output and error go to the model's log.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+CONTROL_FD_VARIABLE = "PAGEIN_CONTROL_FD"
+
+
+class Capability(StrEnum):
+    """What a model can be asked for; the value is also the word in configuration, status and metrics."""
+
+    CHAT = "chat"
+    """Answer messages (`/v1/chat/completions`)."""
+    COMPLETION = "completion"
+    """Continue a prompt (`/v1/completions`)."""
+    EMBEDDING = "embedding"
+    """Texts to vectors (`/v1/embeddings`)."""
+    RERANK = "rerank"
+    """Order documents by a query (`/v1/rerank`)."""
+    TRANSCRIPTION = "transcription"
+    """Speech to text (`/v1/audio/transcriptions`)."""
+    CLASSIFICATION = "classification"
+    """Image to labels with scores (`/v1/images/classifications`)."""
+    SALIENCY = "saliency"
+    """Image to a map of what matters in it (`/v1/images/saliency`)."""
+
+
+PATHS: dict[Capability, str] = {
+    Capability.CHAT: "/v1/chat/completions",
+    Capability.COMPLETION: "/v1/completions",
+    Capability.EMBEDDING: "/v1/embeddings",
+    Capability.RERANK: "/v1/rerank",
+    Capability.TRANSCRIPTION: "/v1/audio/transcriptions",
+    Capability.CLASSIFICATION: "/v1/images/classifications",
+    Capability.SALIENCY: "/v1/images/saliency",
+}
+"""The path of each capability, the same outside (gateway) and inside (worker): the gateway proxies, it does not translate."""
+
+HEALTH_PATH = "/health"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a worker answers HTTP: a Unix socket, or a loopback port where the engine cannot use one."""
+
+    socket: str | None = None
+    host: str | None = None
+    port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """Everything that a worker needs to start; travels over standard input, never in the process list."""
+
+    name: str
+    """The configured name of the model."""
+    engine: str
+    """An entry of the group ``pagein.engines``."""
+    token: str
+    """Random; echoed in every message of this worker."""
+    socket_dir: str
+    """A folder for this worker's socket, readable by the owner only."""
+    path: str | None = None
+    """Model file or folder; None for a command."""
+    command: list[str] | None = None
+    """Arguments of a command engine, with ``${port}`` and ``${socket}`` still in them."""
+    recipe: str | None = None
+    """The pre/post-processing recipe of the onnx engine."""
+    context: int | None = None
+    """Tokens of context per request slot; None = the engine's default."""
+    parallel: int = 1
+    """Requests that the worker holds at once."""
+    threads: int | None = None
+    """Compute threads; None = one per allowed core."""
+    cpus: list[int] | None = None
+    """CPU affinity; None = all."""
+    device: str = "cpu"
+    """``cpu`` or ``cuda:N``."""
+    allowance: dict[str, int] = field(default_factory=dict)
+    """Bytes per pool that the daemon granted."""
+    ready_timeout: float = 300.0
+    """Seconds until the daemon gives the load up; an engine that waits for a server of its own uses the same bound."""
+    options: dict[str, object] = field(default_factory=dict)
+    """Engine options from the configuration, for example ``{"cache_ram": 0}``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of a worker: it is alive and has read its spec."""
+
+    token: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is loaded and the endpoint answers."""
+
+    token: str
+    endpoint: Endpoint
+    capabilities: list[Capability]
+    engine_version: str
+    context: int | None = None
+    """Tokens that one request may use, as loaded; None where it has no meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The model could not be loaded; the worker exits after this message."""
+
+    token: str
+    message: str
+
+
+Message = Hello | Ready | Failed
+
+
+def encode(message: Message | WorkerSpec) -> bytes:
+    """One line of JSON, with its kind."""
+    return json.dumps({"kind": type(message).__name__, **asdict(message)}, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message | WorkerSpec:
+    """Read one line back; raises ValueError for anything that `encode` did not write."""
+    try:
+        body = json.loads(line)
+        kind = body.pop("kind")
+        if kind == "Ready":
+            body["endpoint"] = Endpoint(**body["endpoint"])
+            body["capabilities"] = [Capability(c) for c in body["capabilities"]]
+        kinds: dict[str, type[Message | WorkerSpec]] = {k.__name__: k for k in (Hello, Ready, Failed, WorkerSpec)}
+        return kinds[kind](**body)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"not a worker message: {line[:200]!r}") from error
