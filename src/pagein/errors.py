@@ -166,6 +166,21 @@ class LoadFailed(PageinError):
     exit_code = 7
 
 
+class InUse(PageinError):
+    """An operator asked for something that a pin or a lease forbids."""
+
+    code = "in_use"
+    http_status = 409
+    exit_code = 10
+
+
+class AlreadyRunning(PageinError):
+    """Another daemon owns the state folder."""
+
+    code = "already_running"
+    exit_code = 11
+
+
 class WorkerDied(PageinError):
     """The worker ended while it served the request."""
 
@@ -188,6 +203,23 @@ class WorkerTimeout(PageinError):
         )
 
 
+class BadAnswer(PageinError):
+    """The worker answered something that its path does not allow."""
+
+    code = "bad_worker_answer"
+    http_status = 502
+
+
+class InferenceFailed(PageinError):
+    """The engine failed on a request that was read without a fault; the log has the rest."""
+
+    code = "inference_failed"
+    http_status = 500
+
+    def __init__(self, model: str, reason: str) -> None:
+        super().__init__(f"model {model!r} failed on this request: {reason}", model=model)
+
+
 class ShuttingDown(PageinError):
     """The daemon is stopping and takes no new requests."""
 
@@ -200,6 +232,13 @@ class Unauthorized(PageinError):
 
     code = "unauthorized"
     http_status = 401
+
+
+class Forbidden(PageinError):
+    """The request comes from a web page or under a host name that may not talk to this daemon."""
+
+    code = "forbidden"
+    http_status = 403
 
 
 class DaemonUnreachable(PageinError):
@@ -215,3 +254,10 @@ class EngineMissing(PageinError):
     code = "engine_missing"
     http_status = 503
     exit_code = 9
+
+
+class BadUsage(PageinError):
+    """The command line cannot be understood; used by the command line."""
+
+    code = "bad_usage"
+    exit_code = 2

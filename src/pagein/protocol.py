@@ -3,8 +3,8 @@
 The daemon starts ``python -m pagein.worker`` in a session of its own and writes one line of JSON, the `WorkerSpec`, to
 its standard input. Standard input then stays open: its end tells the worker that the daemon is gone. The worker answers
 with lines of JSON on the pipe whose number is in ``PAGEIN_CONTROL_FD``: `Hello`, then `Ready` or `Failed`. The pipe is
-inherited, so what arrives on it comes from the child that was started and from nobody else; ``token`` is echoed to prove
-it. Standard output and error go to the model's log.
+inherited, so what arrives on it comes from the child that was started and from nobody else; ``token`` is echoed to
+prove it. Standard output and error go to the model's log.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ PATHS: dict[Capability, str] = {
     Capability.CLASSIFICATION: "/v1/images/classifications",
     Capability.SALIENCY: "/v1/images/saliency",
 }
-"""The path of each capability, the same outside (gateway) and inside (worker): the gateway proxies, it does not translate."""
+"""The path of each capability, the same outside (gateway) and inside (worker): the gateway proxies, it does not
+translate."""
 
 HEALTH_PATH = "/health"
 
@@ -116,10 +117,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The model could not be loaded; the worker exits after this message."""
+    """The model could not be loaded, or (after `Ready`) its engine ended; the worker exits after this message."""
 
     token: str
     message: str
+    code: str = "load_failed"
+    """The code of the error in ``errors.py``."""
+    hint: str | None = None
 
 
 Message = Hello | Ready | Failed

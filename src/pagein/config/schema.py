@@ -10,38 +10,55 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import platformdirs
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from pagein.units import parse_bytes, parse_duration, parse_percent
+from pagein.config.values import (
+    Command,
+    Count,
+    Device,
+    Duration,
+    Environment,
+    FilePath,
+    Kind,
+    ModelName,
+    Pool,
+    Size,
+    SizeOrShare,
+    did_you_mean,
+    is_loopback,
+)
+
+DEFAULT_TIMEOUTS: dict[str, float] = {
+    "chat": 300.0,
+    "completion": 300.0,
+    "embedding": 30.0,
+    "rerank": 30.0,
+    "transcription": 120.0,
+    "classification": 30.0,
+    "saliency": 30.0,
+}
+"""Seconds that a worker may be silent during a request, by capability; the keys are the values of `Capability`."""
+
+DEFAULT_PARALLEL: dict[str, int] = {"llama_cpp": 1, "whisper": 1}
+"""Requests that a worker holds at once, by engine: those that keep state per request count each of them in memory."""
+OTHER_PARALLEL = 4
+"""The same for every other engine."""
+
+ALIASES = {"max_context_length": "context", "estimated_memory_bytes": "memory"}
+"""Other names of a model's keys."""
 
 
-def _size(value: Any) -> Any:
-    return parse_bytes(value) if isinstance(value, str) else value
+def rule(message: str, *keys: str) -> PydanticCustomError:
+    """Return the error for keys that contradict each other; their names, from the section on, come along."""
+    return PydanticCustomError("rule", "{message}", {"message": message, "keys": keys})
 
 
-def _duration(value: Any) -> Any:
-    return parse_duration(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else value
-
-
-def _size_or_share(value: Any) -> Any:
-    if isinstance(value, str):
-        share = parse_percent(value)
-        return share if share is not None else parse_bytes(value)
-    return value
-
-
-def _command(value: Any) -> Any:
-    import shlex
-
-    return shlex.split(value) if isinstance(value, str) else value
-
-
-Size = Annotated[int, BeforeValidator(_size), Field(ge=0)]
-"""Bytes; written as ``6GiB``, ``500MB`` or a number."""
-Duration = Annotated[float, BeforeValidator(_duration), Field(ge=0)]
-"""Seconds; written as ``30s``, ``5m``, ``250ms`` or a number."""
-SizeOrShare = Annotated[int | float, BeforeValidator(_size_or_share)]
-"""Bytes (int), or a share of what the machine has (float above 0, at most 1); written as ``6GiB`` or ``85%``."""
+def _capability(word: str) -> str:
+    if word in DEFAULT_TIMEOUTS:
+        return word
+    known = ", ".join(DEFAULT_TIMEOUTS)
+    raise ValueError(f"there is no capability {word!r}: {known}{did_you_mean(word, DEFAULT_TIMEOUTS)}")
 
 
 class Priority(StrEnum):
@@ -58,27 +75,42 @@ class Priority(StrEnum):
 class Section(BaseModel):
     """A group of settings: frozen, and unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class Server(Section):
     """Where and how the daemon answers HTTP."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on. Any other than loopback requires an API key.")
-    port: int = Field(7311, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    host: str = Field("127.0.0.1", description="Address to listen on. Any but loopback needs an `api_key`.")
+    port: Count = Field(7311, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     api_key: str | None = Field(
-        None, min_length=8, description="Key that clients send as `Authorization: Bearer …`. Better set as PAGEIN_SERVER__API_KEY."
+        None,
+        min_length=8,
+        repr=False,
+        description="Key that clients send as `Authorization: Bearer …`. "
+        "Better kept out of the file, in the variable `PAGEIN_SERVER__API_KEY`.",
+        examples=["a-long-random-text"],
+        json_schema_extra={"absent": "none, so everybody who reaches the port may call"},
     )
-    cors: list[str] = Field(default_factory=list, description="Origins that browsers may call from; empty = none.")
-    max_body: Size = Field(64 * 1024**2, description="Largest request body.")
-    heartbeat: Duration = Field(5.0, gt=0, description="Pause between SSE comments to a streaming client that waits.")
+    cors: list[str] = Field(
+        default_factory=list,
+        description="Origins that browsers may call from.",
+        examples=[["https://chat.example.org"]],
+        json_schema_extra={"absent": "none, so no page of another origin may call"},
+    )
+    max_body: Size = Field(64 * 1024**2, ge=1024, description="Largest request body.")
+    heartbeat: Duration = Field(
+        5.0, gt=0, description="Pause between comments (SSE) to a streaming client that waits for its model."
+    )
 
 
 class Scheduler(Section):
-    """How requests wait and models come and go."""
+    """How requests wait, and how models come and go."""
 
-    low_linger: Duration = Field(0.0, description="How long an idle model of low priority stays.")
-    max_wait: Duration = Field(300.0, gt=0, description="Longest wait for a model, its load included, before a clear refusal.")
+    low_linger: Duration = Field(0.0, description="How long a model of low priority stays after its last use.")
+    max_wait: Duration = Field(
+        300.0, gt=0, description="Longest wait for a model, its load included, before the request is refused."
+    )
     patience: Duration = Field(
         30.0, gt=0, description="How long a request waits for memory before busy models must yield a turn."
     )
@@ -90,71 +122,191 @@ class Supervisor(Section):
 
     ready_timeout: Duration = Field(300.0, gt=0, description="Longest load of a model.")
     grace: Duration = Field(5.0, description="Time between SIGTERM and SIGKILL.")
-    backoff_first: Duration = Field(1.0, gt=0, description="Pause after the first failed load; doubles with each further one.")
+    backoff_first: Duration = Field(
+        1.0, gt=0, description="Pause after the first failed load; doubles with each further one."
+    )
     backoff_max: Duration = Field(60.0, gt=0, description="Longest pause between failed loads.")
-    log_bytes: Size = Field(10 * 1024**2, description="Size at which a model's log is rotated.")
-    log_files: int = Field(3, ge=1, description="Rotated logs kept per model.")
+    log_bytes: Size = Field(10 * 1024**2, ge=1024, description="Size at which a model's log is rotated.")
+    log_files: Count = Field(3, ge=1, description="Rotated logs kept per model.")
+
+    @model_validator(mode="after")
+    def _backoff_grows(self) -> Supervisor:
+        if self.backoff_max < self.backoff_first:
+            raise rule(
+                f"backoff_max ({self.backoff_max:g} s) is shorter than backoff_first ({self.backoff_first:g} s)",
+                "backoff_max",
+                "backoff_first",
+            )
+        return self
 
 
 class Model(Section):
-    """One model. Needs one of `model` and `command`; the rest has defaults."""
+    """One model: one of `model` and `command` is needed, the rest has defaults."""
 
-    model: Path | None = Field(None, description="Model file or folder; the engine is told from the file's own header.")
-    command: Annotated[list[str], BeforeValidator(_command)] | None = Field(
-        None, description="Command line of any server with an OpenAI-style API; `${port}` or `${socket}` is filled in."
+    model: FilePath | None = Field(
+        None,
+        description="Model file or folder.",
+        examples=["models/chat.gguf"],
+        json_schema_extra={"absent": "none; a model without `command` needs it"},
     )
-    engine: str | None = Field(None, description="Engine; None = told from the file.")
-    recipe: str | None = Field(None, description="Pre/post-processing of an ONNX model: a built-in name, with `options`.")
-    capabilities: list[str] | None = Field(None, description="What a `command` server offers; default chat, completion.")
-    priority: Priority = Field(Priority.MEDIUM, description="high = loaded at start, never evicted; medium = stays while there is room; low = used and left.")
+    command: Command | None = Field(
+        None,
+        description="Command line of any server with an OpenAI-style API, run without a shell; "
+        "`${port}` or `${socket}` in it is filled in.",
+        examples=["my-server --port ${port}"],
+        json_schema_extra={"absent": "none; a model without `model` needs it"},
+    )
+    engine: str | None = Field(
+        None,
+        min_length=1,
+        description="What computes: `llama_cpp`, `onnx`, `whisper`, `command`, or an engine of another package.",
+        examples=["llama_cpp"],
+        json_schema_extra={"absent": "told from the file's own header"},
+    )
+    recipe: str | None = Field(
+        None,
+        min_length=1,
+        description="What an ONNX model does with its input and output: a built-in name; its `options` refine it.",
+        examples=["embedding"],
+        json_schema_extra={"absent": "none"},
+    )
+    capabilities: list[Annotated[str, AfterValidator(_capability)]] | None = Field(
+        None,
+        min_length=1,
+        description=f"What the server of a `command` offers: {', '.join(f'`{c}`' for c in DEFAULT_TIMEOUTS)}.",
+        examples=[["chat", "embedding"]],
+        json_schema_extra={"absent": "`command`: chat, completion; else told by the engine"},
+    )
+    priority: Annotated[Priority, Kind("`high`, `medium`, `low`")] = Field(
+        Priority.MEDIUM,
+        description="`high`: loaded at start, never evicted; `medium`: stays while there is room; "
+        "`low`: used and left.",
+    )
     pin: bool = Field(False, description="Never evicted while true, whatever the priority.")
-    context: int | None = Field(None, ge=16, description="Tokens of context per request; longer prompts are refused. Alias: max_context_length.")
-    memory: Size | None = Field(None, description="Declared need; used until a peak was measured. Alias: estimated_memory_bytes.")
-    device: str = Field("auto", pattern=r"^(cpu|gpu|auto|cuda:\d+)$", description="cpu, gpu, cuda:N or auto (gpu where there is one that can hold it).")
-    cpus: list[int] | None = Field(None, min_length=1, description="CPU affinity: the cores that this model may use.")
-    threads: int | None = Field(None, ge=1, description="Compute threads; None = one per allowed core.")
-    timeout: Duration | None = Field(None, gt=0, description="Longest silence of the worker during a request; None = by capability.")
-    queue: int = Field(64, ge=0, description="Requests that may wait for this model; one more is refused with 429.")
-    parallel: int | None = Field(None, ge=1, description="Requests that the worker holds at once; None = 1 for llama_cpp and whisper, else 4.")
-    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the worker.")
-    keep_alive: Duration | None = Field(None, description="Idle time after which the model is unloaded; None = by priority.")
-    options: dict[str, Any] = Field(default_factory=dict, description="Options of the engine or recipe; see its reference page.")
+    context: Count | None = Field(
+        None,
+        ge=16,
+        description="Tokens of context per request; a longer prompt is refused.",
+        examples=[4096],
+        json_schema_extra={"absent": "the engine's default for this model"},
+    )
+    memory: Size | None = Field(
+        None,
+        gt=0,
+        description="Declared need of the whole worker, used until a peak was measured.",
+        examples=["600MiB"],
+        json_schema_extra={"absent": "estimated from the file's header"},
+    )
+    device: Device = Field(
+        "auto", description="`cpu`, `gpu`, `cuda:N`, or `auto`: the GPU where there is one that can hold it."
+    )
+    cpus: list[Annotated[Count, Field(ge=0)]] | None = Field(
+        None,
+        min_length=1,
+        description="Cores that this model may use (CPU affinity).",
+        examples=[[0, 1]],
+        json_schema_extra={"absent": "all"},
+    )
+    threads: Count | None = Field(
+        None,
+        ge=1,
+        description="Compute threads.",
+        examples=[2],
+        json_schema_extra={"absent": "one per core that it may use"},
+    )
+    timeout: Duration | None = Field(
+        None,
+        gt=0,
+        description="Longest silence of the worker during a request.",
+        examples=["60s"],
+        json_schema_extra={"absent": "by capability"},
+    )
+    queue: Count = Field(64, ge=0, description="Requests that may wait for it; one more is refused with 429.")
+    parallel: Count | None = Field(
+        None,
+        ge=1,
+        description="Requests that the worker holds at once.",
+        examples=[2],
+        json_schema_extra={
+            "absent": f"{', '.join(f'{n} for {e}' for e, n in DEFAULT_PARALLEL.items())}, else {OTHER_PARALLEL}"
+        },
+    )
+    env: Environment = Field(
+        default_factory=dict,
+        repr=False,  # tokens of model hubs live here
+        description="Environment variables of the worker.",
+        examples=[{"OMP_NUM_THREADS": "2"}],
+        json_schema_extra={"absent": "none"},
+    )
+    keep_alive: Duration | None = Field(
+        None,
+        description="Idle time after which it is unloaded.",
+        examples=["5m"],
+        json_schema_extra={"absent": "by priority"},
+    )
+    options: Annotated[dict[str, Any], Kind("name: value")] = Field(
+        default_factory=dict,
+        description="Options of the engine or the recipe.",
+        examples=[{"cache_ram": 0}],
+        json_schema_extra={"absent": "none"},
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _aliases(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            value = dict(value)
-            for alias, name in (("max_context_length", "context"), ("estimated_memory_bytes", "memory")):
-                if alias in value and name in value:
-                    raise ValueError(f"{alias} and {name} are the same setting: give one of them")
-                if alias in value:
-                    value[name] = value.pop(alias)
-        return value
+        if not isinstance(value, dict):
+            return value
+        for alias, name in ALIASES.items():
+            if alias in value and name in value:
+                raise rule(f"{alias} and {name} are the same setting: give one of them", alias, name)
+        return {ALIASES.get(key, key): item for key, item in value.items()}
 
     @model_validator(mode="after")
     def _one_source(self) -> Model:
         if (self.model is None) == (self.command is None):
-            raise ValueError("a model needs exactly one of `model` and `command`")
+            raise rule("a model needs exactly one of `model` and `command`", "model", "command")
+        if self.command is not None and self.recipe is not None:
+            raise rule("a recipe is for a model file, not for a command", "recipe", "command")
+        if self.keep_alive is not None and self.priority is Priority.HIGH:
+            raise rule(
+                "keep_alive has no meaning at priority high, which never leaves; use medium",
+                "keep_alive",
+                "priority",
+            )
         return self
+
+    def timeout_for(self, capability: str) -> float:
+        """Seconds that the worker may be silent during a request of a capability."""
+        return self.timeout if self.timeout is not None else DEFAULT_TIMEOUTS[capability]
+
+    def parallel_for(self, engine: str) -> int:
+        """Requests that the worker holds at once with an engine."""
+        return self.parallel if self.parallel is not None else DEFAULT_PARALLEL.get(engine, OTHER_PARALLEL)
 
 
 class Settings(Section):
     """A whole configuration."""
 
-    budget: dict[str, SizeOrShare] = Field(
+    budget: Annotated[dict[Pool, SizeOrShare], Kind("size or share, or those by pool")] = Field(
         default_factory=dict,
-        description="Memory budget: a size or a share (`6GiB`, `85%`) of RAM, or one per pool (`ram`, `cuda:0`). "
-        "A pool that is not named gets 90 % of what the machine or its cgroup really has.",
+        description="The memory that all models together may take: a size (`6GiB`) or a share (`85%`, `0.85`) of RAM, "
+        "or one per pool (`ram`, `cuda:0`).",
+        examples=[{"ram": "6GiB", "cuda:0": "85%"}],
+        json_schema_extra={"absent": "90 % of what the machine or its cgroup really has, in each pool"},
     )
-    state_dir: Path = Field(
+    state_dir: FilePath = Field(
         default_factory=lambda: Path(platformdirs.user_state_dir("pagein")),
-        description="Folder of logs, sockets and remembered peaks; readable by the owner only.",
+        description="Folder of logs, sockets and remembered peaks; readable by its owner only.",
+        examples=["~/.local/state/pagein"],
+        json_schema_extra={
+            "absent": "Linux: `$XDG_STATE_HOME/pagein` (`~/.local/state/pagein`); "
+            "macOS: `~/Library/Application Support/pagein`"
+        },
     )
     server: Server = Field(default_factory=Server, description="The HTTP door.")
     scheduler: Scheduler = Field(default_factory=Scheduler, description="Waiting and eviction.")
     supervisor: Supervisor = Field(default_factory=Supervisor, description="Worker processes.")
-    models: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")], Model] = Field(
+    models: dict[ModelName, Model] = Field(
         default_factory=dict, description="The models, by the name that clients use."
     )
 
@@ -167,6 +319,27 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _key_beyond_loopback(self) -> Settings:
-        if self.server.host not in ("127.0.0.1", "::1", "localhost") and self.server.api_key is None:
-            raise ValueError(f"server.host {self.server.host!r} is not loopback: set server.api_key (PAGEIN_SERVER__API_KEY)")
+        if not is_loopback(self.server.host) and self.server.api_key is None:
+            raise rule(
+                f"{self.server.host!r} is not a loopback address, so a key is needed: "
+                "set server.api_key (or the variable PAGEIN_SERVER__API_KEY)",
+                "server.host",
+                "server.api_key",
+            )
         return self
+
+
+def section_of(key: tuple[str | int, ...]) -> type[Section] | None:
+    """Return the section that a dotted key names, or None where it names something else."""
+    match key:
+        case ():
+            return Settings
+        case ("server",):
+            return Server
+        case ("scheduler",):
+            return Scheduler
+        case ("supervisor",):
+            return Supervisor
+        case ("models", _):
+            return Model
+    return None

@@ -25,6 +25,8 @@ class Pressure:
 
     some_avg10: float | None = None
     full_avg10: float | None = None
+    word: str | None = None
+    """The system's own verdict where it gives one (macOS): ``normal``, ``warn`` or ``critical``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class MachineSnapshot:
     swap_total: int | None = None
     swap_used: int | None = None
     pressure: Pressure = field(default_factory=Pressure)
+    swapped_in: int | None = None
+    """Bytes read back from swap since boot; the difference of two snapshots gives the rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,10 @@ class TreeReading:
 
     pids: tuple[int, ...]
     ram: int
-    """Bytes of proportional set size (on macOS the physical footprint), summed over the tree."""
+    """Bytes of proportional set size (on macOS the physical footprint), summed over the tree.
+
+    On a machine whose GPU shares this memory, the tree's GPU allocations are in here.
+    """
     ram_peak: int
     """High-water mark: sum of the processes' peak resident sizes less what they share now; at least ``ram``."""
     gpu: dict[str, int] = field(default_factory=dict)

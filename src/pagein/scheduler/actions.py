@@ -61,7 +61,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End the worker of a model although it may be in use: it broke its allowance; its requests fail with the reason."""
+    """End a worker although it may be in use: it broke its allowance; its requests fail with the reason."""
 
     model: str
     reason: str

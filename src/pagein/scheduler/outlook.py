@@ -1,0 +1,115 @@
+"""What it would take to bring a model in now: one pure question, asked by the scheduler and by the dry run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pagein.errors import NeverFits
+from pagein.residency.lifecycle import State
+from pagein.residency.policy import Candidate, choose_victims
+from pagein.scheduler.state import DAEMON, ModelState, SchedulerState
+from pagein.units import format_bytes
+
+
+class Outcome(StrEnum):
+    """The answer, in one word."""
+
+    NEVER = "never"
+    """The budget can never give it enough, whoever leaves."""
+    FITS = "fits"
+    """Enough is free."""
+    COMING = "coming"
+    """Enough is on its way back."""
+    EVICT = "evict"
+    """Enough is free once the victims are gone."""
+    BUSY = "busy"
+    """Enough would be free if models in use left."""
+    FOREIGN = "foreign"
+    """The ledger has room, the machine does not: other programs use it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The answer with its numbers."""
+
+    outcome: Outcome
+    reason: str
+    victims: list[Candidate] = field(default_factory=list)
+    """Who must leave (EVICT), or who is in the way (BUSY)."""
+    error: NeverFits | None = None
+
+
+def kept_bytes(state: SchedulerState, pool: str, without: str) -> tuple[int, list[str]]:
+    """Bytes of a pool that never become free for a model, and the names of the models that keep them."""
+    ledger = state.ledgers[pool]
+    total, names = ledger.bytes_of(DAEMON), []
+    for model in state.models.values():
+        if model.name == without or not model.kept:
+            continue
+        count = ledger.bytes_of(model.name)
+        if model.wanted_since is not None:
+            count = max(count, model.need.get(pool, 0))
+        if count:
+            total += count
+            names.append(model.name)
+    return total, names
+
+
+def never_fits(state: SchedulerState, model: ModelState) -> NeverFits | None:
+    """Return the refusal when no eviction could ever make room (rule 4), else None."""
+    for pool, need in model.need.items():
+        ledger = state.ledgers.get(pool)
+        if ledger is None:
+            return NeverFits(model.name, pool, need, 0, 0, [])
+        kept, names = kept_bytes(state, pool, model.name)
+        available = max(0, ledger.budget - kept)
+        if need > available:
+            return NeverFits(model.name, pool, need, available, ledger.budget, names)
+    return None
+
+
+def leaves_room(state: SchedulerState, model: ModelState, newcomer: ModelState) -> bool:
+    """Whether a model that waits could still be brought in if the newcomer stayed for ever."""
+    for pool, need in model.need.items():
+        kept, _ = kept_bytes(state, pool, model.name)
+        if need > state.ledgers[pool].budget - kept - newcomer.need.get(pool, 0):
+            return False
+    return True
+
+
+def outlook(state: SchedulerState, model: ModelState, now: float) -> Outlook:
+    """Tell what it takes to bring a model in; changes nothing."""
+    refusal = never_fits(state, model)
+    if refusal is not None:
+        return Outlook(Outcome.NEVER, refusal.message, error=refusal)
+    need = model.need
+    needs = f"needs {_amounts(need)}, {_amounts({p: state.free(p) for p in need})} free"
+    deficit = {pool: count - state.free(pool) for pool, count in need.items() if count > state.free(pool)}
+    if not deficit:
+        return Outlook(Outcome.FITS, needs)
+    rest = {pool: count - state.coming(pool) for pool, count in deficit.items()}
+    if all(count <= 0 for count in rest.values()):
+        leaving = [m.name for m in state.models.values() if m.leaving]
+        return Outlook(Outcome.COMING, f"{needs}; waiting for the memory of {', '.join(leaving)}")
+    victims = choose_victims(state.idle(now), rest)
+    if victims is not None:
+        return Outlook(Outcome.EVICT, f"{needs}; {', '.join(v.name for v in victims)} can leave", victims)
+    blockers = choose_victims([*state.idle(now), *state.in_use(now)], rest)
+    if blockers is not None:
+        busy = [b.name for b in blockers if state.busy(b.name) or state.models[b.name].state is not State.RESIDENT]
+        return Outlook(Outcome.BUSY, f"{needs}; {', '.join(busy or [b.name for b in blockers])} in use", blockers)
+    return Outlook(Outcome.FOREIGN, _foreign(state, model))
+
+
+def _foreign(state: SchedulerState, model: ModelState) -> str:
+    parts = []
+    for pool, need in model.need.items():
+        room = state.machine_room(pool)
+        if need > room:
+            parts.append(f"needs {format_bytes(need)} of {pool}, the machine has {format_bytes(room)} available")
+    return "; ".join(parts) + ": other programs use the rest" if parts else "memory is being given back"
+
+
+def _amounts(amounts: dict[str, int]) -> str:
+    return " and ".join(f"{format_bytes(count)} of {pool}" for pool, count in amounts.items())

@@ -1,0 +1,138 @@
+"""Whatever happens in whatever order, the rules hold (World.check and World._carry_out assert them at every step)."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pagein.residency.lifecycle import State
+from pagein.scheduler import events as ev
+
+from .world import World, model
+
+NAMES = ["a", "b", "c", "d", "e"]
+LIVE = (State.LOADING, State.RESIDENT, State.DRAINING)
+
+
+class Chaos(RuleBasedStateMachine):
+    """Random requests, loads, deaths, lies, pins and time."""
+
+    @initialize(
+        needs=st.lists(st.integers(1, 12), min_size=5, max_size=5),
+        priorities=st.lists(st.sampled_from(["low", "medium", "medium", "high"]), min_size=5, max_size=5),
+        parallels=st.lists(st.integers(1, 3), min_size=5, max_size=5),
+        keep=st.lists(st.sampled_from([None, 0.0, 5.0]), min_size=5, max_size=5),
+    )
+    def begin(self, needs, priorities, parallels, keep):
+        models = [
+            model(n, needs[i], priority=priorities[i], parallel=parallels[i], keep_alive=keep[i], queue_limit=4)
+            for i, n in enumerate(NAMES)
+        ]
+        self.world = World(16, models, patience=3.0, max_wait=40.0, low_linger=1.0)
+        self.honest = True
+
+    @rule(name=st.sampled_from(NAMES))
+    def request(self, name):
+        self.world.request(name)
+
+    @precondition(lambda self: self.world.granted)
+    @rule(data=st.data())
+    def finish(self, data):
+        self.world.finish(data.draw(st.sampled_from(sorted(self.world.granted))))
+
+    @precondition(lambda self: self.world.waiting)
+    @rule(data=st.data())
+    def cancel(self, data):
+        self.world.finish(data.draw(st.sampled_from(sorted(self.world.waiting))))
+
+    @precondition(lambda self: self.world.loading)
+    @rule(data=st.data(), lie=st.integers(0, 20), outcome=st.integers(0, 5))
+    def load_ends(self, data, lie, outcome):
+        name = data.draw(st.sampled_from(self.world.loading))
+        if outcome == 0:
+            self.world.breaks(name)
+        else:
+            lying = outcome == 1
+            self.honest = self.honest and not lying
+            self.world.ready(name, used=lie if lying else None)
+
+    @precondition(lambda self: self.world.leaving)
+    @rule(data=st.data())
+    def process_ends(self, data):
+        self.world.gone(data.draw(st.sampled_from(self.world.leaving)))
+
+    @precondition(lambda self: self.world.freeing)
+    @rule(data=st.data())
+    def memory_returns(self, data):
+        self.world.freed(data.draw(st.sampled_from(self.world.freeing)))
+
+    @precondition(lambda self: self.world.resident())
+    @rule(data=st.data())
+    def worker_dies(self, data):
+        alive = sorted(self.world.resident() - set(self.world.leaving))
+        if alive:
+            self.world.dies(data.draw(st.sampled_from(alive)))
+
+    @rule(name=st.sampled_from(NAMES), pinned=st.booleans())
+    def pin(self, name, pinned):
+        self.world.send(ev.PinChanged(name, pinned))
+
+    @rule(name=st.sampled_from(NAMES))
+    def load_wanted(self, name):
+        self.world.send(ev.LoadWanted(name))
+
+    @rule(name=st.sampled_from(NAMES))
+    def unload_wanted(self, name):
+        self.world.send(ev.UnloadWanted(name))
+
+    @rule(seconds=st.floats(0.01, 20.0))
+    def time_passes(self, seconds):
+        self.world.tick(seconds)
+
+    @rule(available=st.one_of(st.none(), st.integers(0, 30)))
+    def machine_changes(self, available):
+        self.world.send(ev.Measured({}, {"ram": available}))
+
+    @invariant()
+    def nothing_overdraws_an_honest_budget(self):
+        if hasattr(self, "world") and self.honest:
+            assert self.world.state.ledgers["ram"].overdraft == 0
+
+    @invariant()
+    def states_agree_with_processes(self):
+        if not hasattr(self, "world"):
+            return
+        w = self.world
+        for m in w.state.models.values():
+            if m.name in w.loading:
+                assert m.state is State.LOADING
+            elif m.name in w.leaving:
+                assert m.state is State.DRAINING
+                assert m.stopping
+            elif m.name in w.freeing:
+                assert m.state is State.RELEASING
+            else:
+                assert m.state in (State.ABSENT, State.FAILED, State.RESIDENT, State.DRAINING)
+            assert (w.state.ledgers["ram"].bytes_of(m.name) > 0) <= (m.state in (*LIVE, State.RELEASING))
+
+    def teardown(self):
+        """Nothing wedges: when clients and processes behave from here on, every request ends."""
+        if not hasattr(self, "world"):
+            return
+        w = self.world
+        w.send(ev.Measured({}, {"ram": None}))
+        for _ in range(400):
+            w.run_effects()
+            for request in list(w.granted):
+                w.finish(request)
+            w.tick(0.5)
+            if not w.waiting and not w.granted:
+                break
+        assert not w.waiting
+        assert not w.granted
+        assert not w.state.model_of
+        assert len(w.state.leases) == 0
+        assert set(w.ended) == set(range(1, w.next_id + 1))
+
+
+Chaos.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestChaos = Chaos.TestCase

@@ -1,0 +1,146 @@
+"""A world for the scheduler: carries out its actions in order, on a fake clock, and checks what must always hold."""
+
+from __future__ import annotations
+
+from pagein.errors import LoadFailed
+from pagein.residency.ledger import Holding
+from pagein.residency.lifecycle import State
+from pagein.scheduler import Limits, ModelState, Scheduler, SchedulerState
+from pagein.scheduler import events as ev
+from pagein.scheduler.actions import Action, Grant, Kill, Load, Note, Refuse, Stop, Wait
+
+
+def model(name: str, need: int, **settings) -> ModelState:
+    return ModelState(name, settings.pop("priority", "medium"), {"ram": need}, **settings)
+
+
+class World:
+    """Processes and clients around one scheduler."""
+
+    def __init__(self, budget: int, models: list[ModelState], **limits: float) -> None:
+        self.now = 100.0
+        self.state = SchedulerState({"ram": budget}, models, Limits(**limits))
+        self.scheduler = Scheduler(self.state)
+        self.loading: list[str] = []
+        self.leaving: list[str] = []
+        self.freeing: list[str] = []
+        self.granted: dict[int, str] = {}
+        self.waiting: dict[int, str] = {}
+        self.ended: dict[int, str] = {}
+        self.next_id = 0
+        self.log: list[Action] = []
+        self.loads: list[str] = []
+        self.stops: list[str] = []
+        self.served_loads: dict[str, int] = {}
+
+    def send(self, event) -> list[Action]:
+        actions = self.scheduler.step(event, self.now)
+        self.log += actions
+        for action in actions:
+            self._carry_out(action)
+        self.check()
+        return actions
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Grant():
+                assert action.request_id in self.waiting, f"{action} for a request that does not wait"
+                self.granted[action.request_id] = self.waiting.pop(action.request_id)
+                assert self.state.models[action.model].state is State.RESIDENT
+            case Refuse():
+                assert action.request_id in self.waiting, f"{action} for a request that does not wait"
+                del self.waiting[action.request_id]
+                assert action.request_id not in self.ended
+                self.ended[action.request_id] = action.error.code
+            case Load():
+                assert action.model not in self.loading
+                assert action.model not in self.leaving + self.freeing, "two processes of one model"
+                self.loading.append(action.model)
+                self.loads.append(action.model)
+            case Stop() | Kill():
+                assert action.model not in self.leaving
+                in_use = [r for r, m in self.granted.items() if m == action.model]
+                if isinstance(action, Stop):
+                    assert not in_use, f"{action} while {in_use} use it"
+                    assert not self.state.models[action.model].pinned or action.evicted_for is None
+                if action.model in self.loading:
+                    self.loading.remove(action.model)
+                self.leaving.append(action.model)
+                self.stops.append(action.model)
+            case Wait():
+                assert action.request_id in self.waiting
+                assert action.position >= 1
+            case Note():
+                pass
+        assert isinstance(action, Note) or action.reason, f"{action} has no reason"
+
+    def check(self) -> None:
+        for ledger in self.state.ledgers.values():
+            ledger.check()
+        releasing = {m for m in self.state.models if self.state.ledgers["ram"].column_of(m) is Holding.RELEASING}
+        assert releasing == set(self.leaving + self.freeing)
+        for name in self.granted.values():
+            assert self.state.busy(name)
+
+    def request(self, name: str) -> int:
+        self.next_id += 1
+        self.waiting[self.next_id] = name
+        self.send(ev.Requested(self.next_id, name))
+        return self.next_id
+
+    def finish(self, request: int) -> None:
+        self.granted.pop(request, None)
+        self.waiting.pop(request, None)
+        self.ended.setdefault(request, "finished")
+        self.send(ev.Finished(request))
+
+    def ready(self, name: str, used: int | None = None, seconds: float = 1.0) -> None:
+        self.loading.remove(name)
+        used = self.state.models[name].need["ram"] if used is None else used
+        self.send(ev.BecameReady(name, {"ram": used}, seconds))
+
+    def breaks(self, name: str) -> None:
+        self.loading.remove(name)
+        self.freeing.append(name)
+        self.send(ev.LoadBroke(name, LoadFailed(f"{name} broke")))
+
+    def dies(self, name: str) -> None:
+        for request in [r for r, m in self.granted.items() if m == name]:
+            self.finish(request)
+        if name in self.leaving:  # its last request made it leave meanwhile
+            self.gone(name)
+            return
+        self.freeing.append(name)
+        self.send(ev.WorkerExited(name, LoadFailed(f"{name} died")))
+
+    def gone(self, name: str) -> None:
+        for request in [r for r, m in self.granted.items() if m == name]:
+            self.finish(request)
+        self.leaving.remove(name)
+        self.freeing.append(name)
+        self.send(ev.Stopped(name))
+
+    def freed(self, name: str) -> None:
+        self.freeing.remove(name)
+        self.send(ev.Freed(name))
+
+    def leave(self, name: str) -> None:
+        self.gone(name)
+        self.freed(name)
+
+    def tick(self, seconds: float = 0.5) -> None:
+        self.now += seconds
+        self.send(ev.Ticked())
+
+    def run_effects(self) -> None:
+        """Carry every pending load and stop through, until nothing moves."""
+        while self.loading or self.leaving or self.freeing:
+            for name in list(self.leaving):
+                self.gone(name)
+            for name in list(self.freeing):
+                self.freed(name)
+            for name in list(self.loading):
+                self.ready(name)
+
+    def resident(self) -> set[str]:
+        return {m.name for m in self.state.models.values() if m.state is State.RESIDENT}
