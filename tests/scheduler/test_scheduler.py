@@ -279,6 +279,8 @@ def test_a_broken_load_ends_its_requests_with_the_error_and_backs_off():
         request = w.request("a")
         w.breaks("a")
         assert w.ended[request] == "load_failed"
+        at_once = w.request("a")
+        assert w.ended[at_once] == "load_failed", "a client that tries again at once is told the pause, not kept waiting"
         w.freed("a")
         assert w.state.models["a"].state is State.FAILED
         refused = w.request("a")

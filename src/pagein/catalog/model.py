@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -38,13 +39,23 @@ class ModelInfo:
     """Bytes of an f16 KV cache per token over the full-attention layers."""
     kv_window_bytes: int = 0
     """Bytes of an f16 KV cache of the sliding-window layers, which do not grow past the window."""
+    kv_window: int | None = None
+    """Tokens of that window; None without such layers."""
+    state_bytes: int = 0
+    """Bytes of recurrent state per sequence (Mamba and its kin), whatever its length."""
     vocabulary: int | None = None
     embedding_length: int | None = None
+    feed_forward_length: int | None = None
+    """Width of the widest feed-forward block that a token passes through, active experts together."""
+    heads: int | None = None
     layers: int | None = None
     unpacked_bytes: int | None = None
     """Bytes of the weights once an engine that computes in fp32 has unpacked them; None = as stored."""
     has_chat_template: bool = False
+    pooling: str | None = None
+    """What makes one vector of a text (``mean``, ``cls``, ``last``) or a score (``rank``); None for other models."""
     metadata: dict[str, object] = field(default_factory=dict)
+    """What only one format knows, by the words of its reader: JSON-ready values."""
 
 
 class NeedSource(StrEnum):
@@ -53,6 +64,15 @@ class NeedSource(StrEnum):
     MEASURED = "measured"
     DECLARED = "declared"
     ESTIMATED = "estimated"
+
+
+@dataclass(frozen=True, slots=True)
+class Ingredient:
+    """One part of an estimate: what it is, its bytes, and the pool that they are in."""
+
+    name: str
+    bytes: int
+    pool: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,5 +105,9 @@ class ModelEntry:
     """Key of the remembered peaks: digest, engine, version and every setting that changes memory."""
     context: int | None = None
     """Tokens per request that will be loaded."""
+    recipe: str | None = None
+    """The configured recipe, or the one that the model's files call for; what the worker is given."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """The configured options with what the header adds (``embedding: true``); what the worker is given."""
     problem: str | None = None
     """Why this model cannot be served here (file missing, engine not installed), or None."""

@@ -120,7 +120,7 @@ class PlanView:
 
     model: str
     outcome: str
-    """resident (already there), loading, load (fits now), evict (fits after evictions), wait (others are in use), refuse."""
+    """resident (already there), loading, load (fits), evict (fits after evictions), wait (others in use) or refuse."""
     need: dict[str, int]
     free: dict[str, int]
     evict: list[PlannedEviction]
@@ -153,7 +153,7 @@ class Desk(Protocol):
         """Wait for a lease. ``on_wait(reason, position)`` is called whenever either changes.
 
         Raises PageinError (ModelNotFound, CapabilityMissing, NeverFits, QueueFull, WaitTooLong, LoadFailed, …).
-        Cancelling the call gives the place in the queue back.
+        Cancelling the call gives the place in the queue back, and a lease that was granted in the same moment.
         """
         ...
 
@@ -186,7 +186,7 @@ class Desk(Protocol):
         ...
 
     def subscribe(self) -> AsyncIterator[Decision]:
-        """Every decision from now on; ends when the daemon stops."""
+        """Every decision from the first time an item is asked for; ends when the daemon stops."""
         ...
 
     async def load(self, model: str) -> None:

@@ -56,7 +56,7 @@ def _on_requested(state: SchedulerState, out: list[Action], event: ev.Requested,
         refuse(state, out, model, waiter, ShuttingDown("the daemon is stopping"))
     elif model.problem is not None:
         refuse(state, out, model, waiter, LoadFailed(f"model {model.name!r} cannot be served: {model.problem}"))
-    elif model.state is State.FAILED and model.retry_at is not None and now < model.retry_at:
+    elif model.state in (State.RELEASING, State.FAILED) and model.retry_at is not None and now < model.retry_at:
         refuse(state, out, model, waiter, backing_off(model, now))
     elif len(model.waiting) >= model.queue_limit + open_slots(state, model):
         refuse(state, out, model, waiter, QueueFull(model.name, len(model.waiting), model.queue_limit))

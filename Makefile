@@ -1,0 +1,62 @@
+# Pagein. `make demo` shows it, `make test` tests it; each sets up what it needs in .venv.
+.PHONY: help demo serve test test-unit test-engines test-wheel lint format docs bench bench-gateway bench-swap clean
+.DEFAULT_GOAL := help
+
+PY := .venv/bin/python
+SETUP := ./scripts/setup
+
+help:           ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
+
+demo:           ## the five-model task on real models, in less memory than they need
+	@$(SETUP) demo
+	@$(PY) examples/five_models/demo.py
+
+serve:          ## the daemon on the five models, until Ctrl-C
+	@$(SETUP) demo
+	@.venv/bin/pagein serve examples/five-models.yaml
+
+test: test-unit test-engines test-wheel   ## every test: fast ones first, then real engines, then the built wheel
+
+test-unit:      ## the unit suite
+	@$(SETUP) dev
+	@$(PY) -m pytest -m "not engines"
+
+test-engines:   ## tests on real engines and weights
+	@$(SETUP) dev
+	@$(PY) -m pytest -m engines
+
+test-wheel:     ## build the wheel, install it alone in a fresh environment, and use it
+	@$(SETUP) dev
+	@./scripts/smoke-wheel
+
+lint:           ## ruff, mypy, import contracts, generated pages
+	@$(SETUP) dev
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@.venv/bin/lint-imports
+	@$(PY) -m pagein.config.render --check
+	@$(PY) -m pagein.cli.render --check
+
+format:         ## rewrite the code as the linters want it
+	@$(SETUP) dev
+	@$(PY) -m ruff check --fix . ; $(PY) -m ruff format .
+
+docs:           ## render the generated pages
+	@$(SETUP) dev
+	@$(PY) -m pagein.config.render
+	@$(PY) -m pagein.cli.render
+
+bench: bench-gateway bench-swap   ## every benchmark; results in benchmarks/results/
+
+bench-gateway:  ## added time per request and requests per second, beside a router and a plain reverse proxy
+	@$(SETUP) bench
+	@$(PY) benchmarks/gateway.py
+
+bench-swap:     ## two models that exclude each other, alternating, beside a router
+	@$(SETUP) bench
+	@$(PY) benchmarks/swap.py
+
+clean:          ## remove everything that was made here
+	rm -rf .venv models .state dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,163 @@
+"""The arms of a benchmark: Pagein, and what it is compared with. Each runs while its ``with`` block does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from common.engine import EngineModel
+from common.process import Program
+from common.wire import Address, BenchmarkError, Connection, get
+
+LOOPBACK = "127.0.0.1"
+INSTANT = Path(__file__).with_name("instant.py")
+CLIENTS = 32
+"""More kept connections than any benchmark opens at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A running server and where it listens."""
+
+    name: str
+    program: Program
+    address: Address
+
+    def ask(self, path: str) -> Any:
+        """GET some JSON."""
+        connection = Connection(self.address)
+        try:
+            return json.loads(connection.ask(get(self.address, path).request).answer.text)
+        finally:
+            connection.close()
+
+
+def free_address() -> Address:
+    """A loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return LOOPBACK, int(probe.getsockname()[1])
+
+
+@contextmanager
+def direct(program: str, model: EngineModel, folder: Path) -> Iterator[Arm]:
+    """A llama-server alone."""
+    address = free_address()
+    command = [program, "--host", address[0], "--port", str(address[1]), *model.arguments()]
+    with Program(f"direct-{model.name}", command, folder, model.environment()) as running:
+        running.until(lambda: _is_healthy(address))
+        yield Arm("direct", running, address)
+
+
+@contextmanager
+def instant(folder: Path) -> Iterator[Arm]:
+    """A server that answers at once."""
+    address = free_address()
+    with Program("instant", [sys.executable, str(INSTANT), "--port", str(address[1])], folder) as running:
+        running.until(lambda: _is_healthy(address))
+        yield Arm("direct", running, address)
+
+
+@contextmanager
+def router(program: str, models: Sequence[EngineModel], folder: Path, most: int) -> Iterator[Arm]:
+    """llama-server's own router, which may hold so many models at once."""
+    preset = folder / "router.ini"
+    preset.write_text("version = 1\n" + "".join(model.preset() for model in models))
+    address = free_address()
+    threads = dict(zip(models[0].arguments(), models[0].arguments()[1:], strict=False))["--threads-http"]
+    command = [program, "--models-preset", str(preset), "--models-max", str(most), "--no-webui"]
+    # what the router is told about its own HTTP threads it also tells its children
+    command += ["--host", address[0], "--port", str(address[1]), "--threads-http", threads]
+    with Program("router", command, folder, models[0].environment()) as running:
+        running.until(lambda: _is_healthy(address))
+        yield Arm("llama-server router", running, address)
+
+
+@contextmanager
+def pagein(models: Mapping[str, Any], folder: Path, budget: int | None = None, name: str = "pagein") -> Iterator[Arm]:
+    """A Pagein daemon on a configuration of its own; ``folder`` keeps what it remembers."""
+    configuration: dict[str, Any] = {"state_dir": str(folder / f"{name}-state"), "server": {"port": 0}}
+    if budget is not None:
+        configuration["budget"] = budget
+    file = folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(configuration | {"models": dict(models)}, sort_keys=False))
+    told = folder / f"{name}-state" / "daemon.json"
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("PAGEIN_")}
+    with Program(name, [sys.executable, "-m", "pagein", "serve", str(file)], folder, environ) as running:
+        running.until(lambda: _told(told, running.pid) is not None)
+        url = urlsplit(_told(told, running.pid) or "")
+        yield Arm("Pagein", running, (url.hostname or "", url.port or 0))
+
+
+def find_nginx() -> str | None:
+    """nginx, or None where it is not installed."""
+    return shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+@contextmanager
+def nginx(program: str, behind: Mapping[str, Address], folder: Path) -> Iterator[dict[str, Arm]]:
+    """A plain reverse proxy, one port for each server behind it."""
+    doors = {name: free_address() for name in behind}
+    servers = "".join(_NGINX_SERVER.format(name=n, back=_colon(behind[n]), front=_colon(doors[n])) for n in behind)
+    file = folder / "nginx.conf"
+    file.write_text(_NGINX.format(folder=folder, servers=servers, clients=CLIENTS))
+    with Program("nginx", [program, "-e", "stderr", "-p", str(folder), "-c", str(file)], folder) as running:
+        running.until(lambda: all(_is_healthy(door) for door in doors.values()))
+        yield {name: Arm("nginx", running, door) for name, door in doors.items()}
+
+
+def _colon(address: Address) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
+def _told(file: Path, pid: int) -> str | None:
+    try:
+        said = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return said["address"] if said.get("pid") == pid else None
+
+
+def _is_healthy(address: Address) -> bool:
+    connection = Connection(address)
+    try:
+        connection.ask(get(address, "/health").request)
+    except (OSError, BenchmarkError):
+        return False
+    finally:
+        connection.close()
+    return True
+
+
+_NGINX = """daemon off;
+worker_processes auto;
+pid {folder}/nginx.pid;
+events {{ worker_connections 256; }}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/nginx-body;
+  proxy_temp_path {folder}/nginx-proxy;
+  fastcgi_temp_path {folder}/nginx-fastcgi;
+  uwsgi_temp_path {folder}/nginx-uwsgi;
+  scgi_temp_path {folder}/nginx-scgi;
+  keepalive_requests 1000000;
+  proxy_http_version 1.1;
+  proxy_set_header Connection "";
+  proxy_buffering off;
+  proxy_read_timeout 300s;
+{servers}}}
+"""
+_NGINX_SERVER = """  upstream {name} {{ server {back}; keepalive 32; keepalive_requests 1000000; }}
+  server {{ listen {front}; location / {{ proxy_pass http://{name}; }} }}
+"""

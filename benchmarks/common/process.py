@@ -1,0 +1,93 @@
+"""Programs that a benchmark starts, and that end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from common.wire import BenchmarkError
+from pagein.engines.death import die_with_parent
+
+STARTED_WITHIN = 60.0
+ENDED_WITHIN = 20.0
+_PAUSE = 0.02
+
+
+class Program:
+    """A server that runs while the ``with`` block does; its output goes to a file."""
+
+    def __init__(self, name: str, command: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        with self.log.open("wb") as output:
+            self._process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(os.environ if environ is None else environ),
+                start_new_session=True,
+                preexec_fn=_end_with_us,
+            )
+        self._tree = {psutil.Process(self._process.pid)}
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.descendants()
+        self._process.terminate()
+        try:
+            self._process.wait(ENDED_WITHIN)
+        except subprocess.TimeoutExpired:
+            print(f"{self.name} did not end within {ENDED_WITHIN:.0f} s and is killed", file=sys.stderr)
+        for process in self._tree:
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                process.kill()
+        self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def descendants(self) -> list[psutil.Process]:
+        """What it started and runs now."""
+        if self._process.poll() is not None:
+            return []
+        found = psutil.Process(self._process.pid).children(recursive=True)
+        self._tree |= set(found)
+        return found
+
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Wait until it is ready; raises BenchmarkError with its last output when it ends or takes too long."""
+        deadline = time.monotonic() + STARTED_WITHIN
+        while not ready():
+            if self._process.poll() is not None:
+                raise BenchmarkError(f"{self.name} ended with {self._process.returncode}:\n{self.last_output()}")
+            if time.monotonic() > deadline:
+                raise BenchmarkError(f"{self.name} is not ready after {STARTED_WITHIN:.0f} s:\n{self.last_output()}")
+            time.sleep(_PAUSE)
+
+    def last_output(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-3000:]
+
+
+def _end_with_us() -> None:
+    die_with_parent(signal.SIGTERM)
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM leave the ``with`` blocks as Ctrl-C does, so that nothing is left running."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -1,0 +1,59 @@
+"""The tensor types of ggml: how many values a block holds and how many bytes it takes.
+
+Source: ``ggml.h`` (numbers) and ``ggml-common.h`` (blocks) of llama.cpp, build 11549. Numbers that ggml has removed
+(4, 5, 31 to 33, 36 to 38) are absent on purpose: no current engine loads them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class BlockType(NamedTuple):
+    """One tensor type: ``values`` per block of ``bytes``."""
+
+    name: str
+    values: int
+    bytes: int
+
+
+GGML_TYPES: dict[int, BlockType] = {
+    0: BlockType("f32", 1, 4),
+    1: BlockType("f16", 1, 2),
+    2: BlockType("q4_0", 32, 18),
+    3: BlockType("q4_1", 32, 20),
+    6: BlockType("q5_0", 32, 22),
+    7: BlockType("q5_1", 32, 24),
+    8: BlockType("q8_0", 32, 34),
+    9: BlockType("q8_1", 32, 36),
+    10: BlockType("q2_k", 256, 84),
+    11: BlockType("q3_k", 256, 110),
+    12: BlockType("q4_k", 256, 144),
+    13: BlockType("q5_k", 256, 176),
+    14: BlockType("q6_k", 256, 210),
+    15: BlockType("q8_k", 256, 292),
+    16: BlockType("iq2_xxs", 256, 66),
+    17: BlockType("iq2_xs", 256, 74),
+    18: BlockType("iq3_xxs", 256, 98),
+    19: BlockType("iq1_s", 256, 50),
+    20: BlockType("iq4_nl", 32, 18),
+    21: BlockType("iq3_s", 256, 110),
+    22: BlockType("iq2_s", 256, 82),
+    23: BlockType("iq4_xs", 256, 136),
+    24: BlockType("i8", 1, 1),
+    25: BlockType("i16", 1, 2),
+    26: BlockType("i32", 1, 4),
+    27: BlockType("i64", 1, 8),
+    28: BlockType("f64", 1, 8),
+    29: BlockType("iq1_m", 256, 56),
+    30: BlockType("bf16", 1, 2),
+    34: BlockType("tq1_0", 256, 54),
+    35: BlockType("tq2_0", 256, 66),
+    39: BlockType("mxfp4", 32, 17),
+    40: BlockType("nvfp4", 64, 36),
+    41: BlockType("q1_0", 128, 18),
+    42: BlockType("q2_0", 64, 18),
+}
+
+BY_NAME: dict[str, BlockType] = {block.name: block for block in GGML_TYPES.values()}
+"""The same by name, for cache types in options."""

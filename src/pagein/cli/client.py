@@ -1,0 +1,165 @@
+"""The daemon as the command line sees it: one method per question, errors as the daemon's own classes."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import aiohttp
+
+from pagein.cli.address import KEY_VARIABLE, Daemon
+from pagein.cli.decode import decision_of, error_of, plan_of, status_of, stranger
+from pagein.errors import DaemonUnreachable, ModelNotFound, PageinError, Unauthorized
+from pagein.gateway.ports import Decision, PlanView, StatusView
+
+T = TypeVar("T")
+_CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 30.0
+"""For questions that the daemon answers at once; loads and runs are bounded by the daemon instead."""
+
+
+def call(daemon: Daemon, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Run ``work`` with a connected client and return its result; raises PageinError."""
+
+    async def talk() -> T:
+        async with Client(daemon) as client:
+            return await work(client)
+
+    return asyncio.run(talk())
+
+
+class Client:
+    """HTTP to one daemon. Every method raises DaemonUnreachable, or the error that the daemon answered with."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    async def __aenter__(self) -> Client:
+        headers = {"Authorization": f"Bearer {self._daemon.key}"} if self._daemon.key else {}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
+        self._session = aiohttp.ClientSession(headers=headers, timeout=timeout)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def status(self) -> StatusView:
+        """Return everything at this moment."""
+        return status_of(await self._ask("/api/status"))
+
+    async def plan(self, model: str) -> PlanView:
+        """Return what loading the model now would do."""
+        return plan_of(await self._ask("/api/plan", model=model))
+
+    async def decisions(self, model: str | None, limit: int) -> list[Decision]:
+        """Return the last decisions, oldest first, of one model or of all."""
+        wanted = {"limit": str(limit)} | ({"model": model} if model is not None else {})
+        body = await self._ask("/api/decisions", **wanted)
+        return [decision_of(item) for item in body["decisions"]]
+
+    async def events(self) -> AsyncIterator[Decision]:
+        """Yield every decision from now on, until the daemon stops."""
+        async with self._open("GET", "/api/events") as response:
+            async for data in _sse(response):
+                yield decision_of(json.loads(data))
+
+    async def act(self, model: str, verb: str) -> None:
+        """Load, unload, pin or unpin; returns when the daemon has done it."""
+        async with self._open("POST", f"/api/models/{quote(model, safe='')}/{verb}"):
+            pass
+
+    async def log(self, model: str, lines: int) -> str:
+        """Return the last lines of a model's log."""
+        path = f"/api/models/{quote(model, safe='')}/log"
+        async with self._open("GET", path, params={"lines": str(lines)}) as response:
+            return await response.text(errors="replace")
+
+    async def post(self, path: str, body: dict[str, object] | aiohttp.FormData) -> Any:
+        """Send one request to a model and return the JSON that it answers."""
+        payload = {"data": body} if isinstance(body, aiohttp.FormData) else {"json": body}
+        async with self._open("POST", path, **payload) as response:
+            return await response.json(content_type=None)
+
+    async def stream(self, path: str, body: dict[str, object]) -> AsyncIterator[Any]:
+        """Send one request to a model and yield the JSON events that it streams."""
+        async with self._open("POST", path, json=body) as response:
+            async for data in _sse(response):
+                event = json.loads(data)
+                if isinstance(event, dict) and "error" in event:
+                    raise error_of(event, response.status)
+                yield event
+
+    async def _ask(self, path: str, **query: str) -> Any:
+        async with asyncio.timeout(_ANSWER_SECONDS), self._open("GET", path, params=query) as response:
+            return await response.json(content_type=None)
+
+    @asynccontextmanager
+    async def _open(self, method: str, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        answered = False
+        try:
+            async with self._session.request(method, self._daemon.url + path, **request) as response:
+                answered = True
+                if response.status >= 400:
+                    raise await self._refusal(response)
+                yield response
+        except json.JSONDecodeError as error:
+            raise stranger(f"its answer is no JSON: {error}") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._lost(error, answered) from error
+
+    def _lost(self, error: Exception, answered: bool) -> DaemonUnreachable:
+        if answered:
+            return DaemonUnreachable(
+                f"the daemon at {self._daemon.url} ended the connection in the middle of its answer",
+                hint="it may have been stopped; see 'pagein ps'",
+            )
+        number = error.os_error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
+        why = (os.strerror(number) if number else str(error) or "it did not answer in time").lower()
+        return DaemonUnreachable(
+            f"no daemon answers at {self._daemon.url} ({self._daemon.source}): {why}",
+            hint="start one with 'pagein serve', or say where it is with --url",
+        )
+
+    async def _refusal(self, response: aiohttp.ClientResponse) -> PageinError:
+        text = await response.text(errors="replace")
+        try:
+            body = json.loads(text)
+        except ValueError:
+            body = {"error": {"message": f"{response.status} {response.reason}: {text[:200]}"}}
+        error = error_of(body, response.status)
+        if isinstance(error, ModelNotFound) and error.hint is None:
+            known = [view.name for view in (await self.status()).models]
+            error.hint = self.suggestion(str(error.details.get("model", "")), known)
+        if isinstance(error, Unauthorized):
+            error.hint = f"set {KEY_VARIABLE} to the key of this daemon"
+        return error
+
+    @staticmethod
+    def suggestion(model: str, known: Iterable[str]) -> str:
+        """Return the hint for a name that no model has: the nearest one."""
+        near = difflib.get_close_matches(model, known, n=1, cutoff=0.5)
+        return f"did you mean {near[0]!r}?" if near else "see 'pagein ps'"
+
+
+async def _sse(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
+    """Yield the data of server-sent events; comments are heartbeats, ``[DONE]`` ends the stream."""
+    data: list[str] = []
+    async for raw in response.content:
+        line = raw.decode("utf-8", "replace").rstrip("\r\n")
+        if line.startswith("data:"):
+            data.append(line[5:].removeprefix(" "))
+        elif not line and data:
+            joined = "\n".join(data)
+            data = []
+            if joined == "[DONE]":
+                return
+            yield joined

@@ -1,0 +1,70 @@
+"""JSON of the daemon back into the values of `pagein.gateway.ports` and the errors of `pagein.errors`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from pagein.errors import DaemonUnreachable, PageinError
+from pagein.gateway.ports import Decision, ModelView, PlannedEviction, PlanView, PoolView, StatusView
+
+T = TypeVar("T")
+
+
+def status_of(body: Any) -> StatusView:
+    """Read the answer of ``/api/status``."""
+    pools = [_value(PoolView, pool) for pool in _list(body, "pools")]
+    models = [_value(ModelView, model) for model in _list(body, "models")]
+    return _value(StatusView, {**body, "pools": pools, "models": models})
+
+
+def plan_of(body: Any) -> PlanView:
+    """Read the answer of ``/api/plan``."""
+    return _value(PlanView, {**body, "evict": [_value(PlannedEviction, item) for item in _list(body, "evict")]})
+
+
+def decision_of(body: Any) -> Decision:
+    """Read one decision."""
+    return _value(Decision, body)
+
+
+def error_of(body: Any, status: int) -> PageinError:
+    """Read an error answer back as the class that its code names, with its message, hint and numbers."""
+    given = body.get("error") if isinstance(body, dict) else None
+    detail: dict[str, Any] = given if isinstance(given, dict) else {"message": str(given or f"HTTP status {status}")}
+    kind = next((k for k in _kinds(PageinError) if k.code == detail.get("code")), PageinError)
+    error = kind.__new__(kind)  # the message is complete already: the class's own constructor would build it anew
+    numbers = {k: v for k, v in detail.items() if k not in ("message", "hint", "self")}
+    PageinError.__init__(error, str(detail.get("message")), hint=detail.get("hint"), **numbers)
+    return error
+
+
+def _kinds(root: type[PageinError]) -> Iterator[type[PageinError]]:
+    for kind in root.__subclasses__():
+        yield kind
+        yield from _kinds(kind)
+
+
+def _list(body: Any, key: str) -> list[Any]:
+    value = body.get(key) if isinstance(body, dict) else None
+    if not isinstance(value, list):
+        raise stranger(f"the answer has no list {key!r}")
+    return value
+
+
+def _value(kind: type[T], body: Any) -> T:
+    """Build a value from the fields that this version knows; a newer daemon may send more."""
+    try:
+        known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+        return kind(**{key: value for key, value in body.items() if key in known})
+    except (TypeError, AttributeError) as error:
+        raise stranger(str(error)) from error
+
+
+def stranger(why: str) -> DaemonUnreachable:
+    """Return the error for an answer that this version cannot read."""
+    return DaemonUnreachable(
+        f"what answers there is no Pagein daemon of this version: {why}",
+        hint="compare 'pagein version' with the daemon's, or give another --url",
+    )

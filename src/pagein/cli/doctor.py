@@ -1,0 +1,81 @@
+"""``pagein doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pagein.catalog.engines import find_llama_server, find_row, installed_version, known_engines
+from pagein.cli.console import output, print_json, show
+from pagein.cli.options import Json
+from pagein.memory.probes.advice import Finding, Verdict, diagnose
+
+_MARKS = {Verdict.OK: ("ok", "green"), Verdict.WARN: ("warn", "yellow"), Verdict.BAD: ("bad", "bold red")}
+_ONE_LINE = 140
+"""From this width on, what was found and what it means stand side by side."""
+
+
+def doctor(json: Json = False) -> None:
+    """Say what this machine has and what that means for Pagein.
+
+    Memory, cgroups, GPUs, pressure, swap and engines; nothing is changed and no daemon is needed. Ends with 1 when
+    something will go wrong.
+    """
+    findings = [*diagnose(), *engines()]
+    if json:
+        print_json({"findings": [asdict(finding) for finding in findings]})
+    else:
+        console = output()
+        show(_report(findings, console), console)
+    if any(finding.verdict is Verdict.BAD for finding in findings):
+        raise typer.Exit(1)
+
+
+def engines() -> list[Finding]:
+    """Return a line per engine: installed, and what it loads; or how to install it. Imports none of them."""
+    found = [finding for name in known_engines() for finding in _engine(name)]
+    if all(finding.verdict is Verdict.WARN for finding in found if finding.topic != "engine command"):
+        means = "only `command` models can be served: pip install 'pagein[all]'"
+        found.append(Finding("engines", "none is installed", means, Verdict.BAD))
+    return found
+
+
+def _engine(name: str) -> Iterator[Finding]:
+    row = find_row(name)
+    if row is None:
+        return
+    topic = f"engine {name}"
+    formats = ", ".join(sorted(kind.value for kind in row.formats))
+    loads = f"loads {formats}" if formats else "runs any server that speaks HTTP by its command line"
+    version = installed_version(row)
+    server = find_llama_server({}) if name == "llama_cpp" else None
+    if server is not None:
+        yield Finding(topic, f"{server} is on the PATH", f"{loads}; used instead of the library")
+    elif version is None:
+        extra = f"pip install 'pagein[{row.extra}]'" if row.extra else "install the package that registers it"
+        yield Finding(topic, "not installed", f"{loads}: {extra}", Verdict.WARN)
+    else:
+        yield Finding(topic, version if row.packages else "built in", loads)
+
+
+def _report(findings: list[Finding], console: Console) -> Table:
+    wide = console.width >= _ONE_LINE
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(style="bold", overflow="fold", max_width=24)
+    table.add_column(overflow="fold")
+    if wide:
+        table.add_column(overflow="fold")
+    for finding in findings:
+        mark = Text(*_MARKS[finding.verdict])
+        found, means = Text(finding.finding), Text(finding.meaning, "cyan" if wide else "bright_black")
+        if wide:
+            table.add_row(mark, Text(finding.topic), found, means)
+        else:
+            table.add_row(mark, Text(finding.topic), Text.assemble(found, "\n", means))
+    return table

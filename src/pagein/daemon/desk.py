@@ -1,0 +1,259 @@
+"""The daemon as the gateway sees it: asks the inbox, waits for the answer, shows the state."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from pagein.catalog.model import ModelEntry
+from pagein.config.schema import Settings
+from pagein.daemon.fleet import Fleet
+from pagein.daemon.inbox import Inbox
+from pagein.daemon.journal import Journal
+from pagein.daemon.views import View
+from pagein.errors import (
+    CapabilityMissing,
+    InUse,
+    LoadFailed,
+    ModelNotFound,
+    PageinError,
+    WaitTooLong,
+    WorkerDied,
+)
+from pagein.gateway.ports import Decision, Lease, PlanView, StatusView
+from pagein.protocol import Capability
+from pagein.residency.lifecycle import State
+from pagein.scheduler import ModelState
+from pagein.scheduler import events as ev
+from pagein.scheduler.actions import Action, Grant, Refuse, Stop, Wait
+
+EXIT_NOTICE = 2.0
+"""Seconds that a broken connection waits for the news that the worker has ended."""
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """A request that waits for its lease."""
+
+    model: str
+    since: float
+    answer: asyncio.Future[None]
+    on_wait: Callable[[str, int], None] | None
+    evicted: list[str] = field(default_factory=list)
+
+
+class DaemonDesk:
+    """Implements `pagein.gateway.ports.Desk`; a listener of the inbox that answers tickets."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        entries: dict[str, ModelEntry],
+        inbox: Inbox,
+        fleet: Fleet,
+        journal: Journal,
+        view: View,
+    ) -> None:
+        self._settings, self._entries = settings, entries
+        self._inbox, self._fleet, self._journal, self._view = inbox, fleet, journal, view
+        self._ids = itertools.count(1)
+        self._tickets: dict[int, _Ticket] = {}
+        self._loads: dict[str, list[asyncio.Future[None]]] = {}
+        self._unloads: dict[str, list[asyncio.Future[None]]] = {}
+        self.drained = asyncio.Event()
+        """Set while nobody holds a lease."""
+
+    # ── answers ─────────────────────────────────────────────────────────────────────────────────
+
+    def on_step(self, event: ev.Event, actions: list[Action]) -> None:
+        """Answer tickets and operators."""
+        for action in actions:
+            match action:
+                case Grant() if (ticket := self._tickets.get(action.request_id)) is not None:
+                    _resolve(ticket.answer)
+                case Refuse() if (ticket := self._tickets.get(action.request_id)) is not None:
+                    _resolve(ticket.answer, action.error)
+                case Wait() if (ticket := self._tickets.get(action.request_id)) is not None:
+                    if ticket.on_wait is not None:
+                        ticket.on_wait(action.reason, action.position)
+                case Stop() if action.evicted_for is not None:
+                    for ticket in self._tickets.values():
+                        if ticket.model == action.evicted_for:
+                            ticket.evicted.append(action.model)
+        self._answer_operators(event)
+        if len(self._inbox.scheduler.state.leases):
+            self.drained.clear()
+        else:
+            self.drained.set()
+
+    def _answer_operators(self, event: ev.Event) -> None:
+        match event:
+            case ev.BecameReady():
+                _resolve_all(self._loads, event.model)
+            case ev.LoadBroke():
+                _resolve_all(self._loads, event.model, event.error)
+            case ev.Freed():
+                _resolve_all(self._unloads, event.model)
+        for name in [name for name, waiting in self._loads.items() if waiting]:
+            model = self._model(name)
+            if model.wanted_since is None and model.state in (State.ABSENT, State.FAILED) and not model.waiting:
+                error = model.error or LoadFailed(f"model {name!r} was not loaded: {model.last_reason}")
+                _resolve_all(self._loads, name, error)
+
+    # ── requests ────────────────────────────────────────────────────────────────────────────────
+
+    async def acquire(
+        self, model: str, capability: Capability, on_wait: Callable[[str, int], None] | None = None
+    ) -> Lease:
+        """Wait for a lease; see `Desk.acquire`."""
+        offered = self.capabilities(model)
+        if capability not in offered:
+            raise CapabilityMissing(model, capability.value, [c.value for c in offered])
+        request_id, since = next(self._ids), time.monotonic()
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ticket = _Ticket(model, since, answer, on_wait)
+        self._tickets[request_id] = ticket
+        try:
+            self._inbox.post(ev.Requested(request_id, model))
+            await answer
+        except asyncio.CancelledError:
+            self._inbox.post(ev.Finished(request_id))
+            raise
+        finally:
+            del self._tickets[request_id]
+        return self._lease(request_id, ticket, capability)
+
+    def _lease(self, request_id: int, ticket: _Ticket, capability: Capability) -> Lease:
+        settings, model = self._settings.models[ticket.model], self._model(ticket.model)
+        ready = self._fleet.ready(ticket.model)
+        if ready is None:  # it died between the grant and now
+            self._inbox.post(ev.Finished(request_id))
+            raise WorkerDied(f"the worker of {ticket.model!r} ended before it could serve: {model.last_reason}")
+        loaded = model.life.since >= ticket.since
+        return Lease(
+            request_id=request_id,
+            model=ticket.model,
+            endpoint=ready.endpoint,
+            context=ready.context,
+            timeout=settings.timeout_for(capability),
+            waited_seconds=time.monotonic() - ticket.since,
+            load_seconds=model.load_seconds if loaded else None,
+            evicted=tuple(ticket.evicted),
+        )
+
+    def release(self, lease: Lease, status: int, seconds: float) -> None:
+        """Give a lease back and write the model's log line."""
+        self._inbox.post(ev.Finished(lease.request_id))
+        self._fleet.log_use(lease.model, lease.request_id, status, seconds)
+
+    async def why_gone(self, lease: Lease) -> PageinError:
+        """Explain a broken connection; waits up to `EXIT_NOTICE` for the worker's end to become known."""
+        error = await self._fleet.why_ended(lease.model, lease.endpoint, EXIT_NOTICE)
+        message = error.message if error is not None else "it closed the connection in the middle of an answer"
+        return WorkerDied(f"the worker of {lease.model!r} did not finish: {message}", model=lease.model)
+
+    # ── operators ───────────────────────────────────────────────────────────────────────────────
+
+    async def load(self, model: str) -> None:
+        """Load without using; see `Desk.load`."""
+        state = self._model(model)
+        if state.problem is not None:
+            raise LoadFailed(f"model {model!r} cannot be served: {state.problem}")
+        if state.state is State.RESIDENT:
+            return
+        done = self._watch(self._loads, model)
+        self._inbox.post(ev.LoadWanted(model))
+        try:
+            await self._bounded(done, model)
+        except (WaitTooLong, asyncio.CancelledError):
+            if self._model(model).state is not State.RESIDENT:
+                self._inbox.post(ev.UnloadWanted(model))
+            raise
+
+    async def unload(self, model: str) -> None:
+        """Unload and wait until its memory is back; see `Desk.unload`."""
+        state = self._model(model)
+        if state.pinned:
+            raise InUse(f"model {model!r} is pinned", hint=f"`pagein pin --off {model}` first", model=model)
+        if state.state in (State.ABSENT, State.FAILED):
+            self._inbox.post(ev.UnloadWanted(model))
+            return
+        done = self._watch(self._unloads, model)
+        self._inbox.post(ev.UnloadWanted(model))
+        await self._bounded(done, model)
+
+    def set_pin(self, model: str, pinned: bool) -> None:
+        """Pin or unpin."""
+        self._model(model)
+        self._inbox.post(ev.PinChanged(model, pinned))
+
+    def _watch(self, table: dict[str, list[asyncio.Future[None]]], model: str) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        table.setdefault(model, []).append(future)
+        return future
+
+    async def _bounded(self, done: asyncio.Future[None], model: str) -> None:
+        bound = self._settings.scheduler.max_wait
+        try:
+            await asyncio.wait_for(done, bound)
+        except TimeoutError:
+            raise WaitTooLong(model, bound, self._model(model).last_reason) from None
+
+    # ── questions ───────────────────────────────────────────────────────────────────────────────
+
+    def _model(self, name: str) -> ModelState:
+        models = self._inbox.scheduler.state.models
+        if name not in models:
+            raise ModelNotFound(name, list(models))
+        return models[name]
+
+    def names(self) -> list[str]:
+        """The configured models, in the order of the configuration."""
+        return list(self._entries)
+
+    def capabilities(self, model: str) -> frozenset[Capability]:
+        """What a model offers; once it was loaded, what its worker said."""
+        self._model(model)
+        ready = self._fleet.last_ready(model)
+        return frozenset(ready.capabilities) if ready is not None else self._entries[model].capabilities
+
+    def status(self) -> StatusView:
+        """Everything at this moment."""
+        return self._view.status()
+
+    def plan(self, model: str) -> PlanView:
+        """Dry run on the live state."""
+        self._model(model)
+        return self._view.plan(model)
+
+    def decisions(self, model: str | None = None, limit: int = 100) -> list[Decision]:
+        """The last decisions, oldest first."""
+        if model is not None:
+            self._model(model)
+        return self._journal.last(model, limit)
+
+    def subscribe(self) -> AsyncIterator[Decision]:
+        """Every decision from now on."""
+        return self._journal.subscribe()
+
+    def log_path(self, model: str) -> str:
+        """Where the model's log is."""
+        self._model(model)
+        return str(self._fleet.log_path(model))
+
+
+def _resolve(future: asyncio.Future[None], error: PageinError | None = None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _resolve_all(table: dict[str, list[asyncio.Future[None]]], model: str, error: PageinError | None = None) -> None:
+    for future in table.pop(model, []):
+        _resolve(future, error)

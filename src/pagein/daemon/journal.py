@@ -1,0 +1,102 @@
+"""Every decision with its reason: kept for `explain`, streamed to `/api/events`, written to the daemon's log."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+
+from pagein.gateway.ports import Decision
+from pagein.scheduler import events as ev
+from pagein.scheduler.actions import Action, Grant, Kill, Load, Note, Refuse, Stop, Wait
+
+_log = logging.getLogger("pagein.decisions")
+
+KEPT = 500
+"""Decisions kept per model; grants and waits are kept apart, so that traffic does not push out loads and evictions."""
+
+SUBSCRIBER_BACKLOG = 1000
+"""Decisions that a slow subscriber may lag behind before it loses the oldest."""
+
+
+class Journal:
+    """A listener of the inbox that remembers and tells."""
+
+    def __init__(self) -> None:
+        self._seq = itertools.count(1)
+        self._kept: dict[tuple[str | None, bool], deque[Decision]] = {}
+        self._subscribers: set[asyncio.Queue[Decision | None]] = set()
+
+    def on_step(self, event: ev.Event, actions: list[Action]) -> None:
+        """Record what happened and what was decided."""
+        match event:
+            case ev.BecameReady():
+                self.record("ready", event.model, f"ready after {event.load_seconds:.2f} s", data={"used": event.used})
+            case ev.LoadBroke() | ev.WorkerExited():
+                self.record("failed", event.model, event.error.message)
+            case ev.Freed():
+                self.record("freed", event.model, "its memory was measured to be back")
+        for action in actions:
+            self._record_action(action)
+
+    def _record_action(self, action: Action) -> None:
+        match action:
+            case Grant():
+                self.record("grant", action.model, action.reason, action.request_id)
+            case Wait():
+                self.record("wait", action.model, action.reason, action.request_id, {"position": action.position})
+            case Refuse():
+                data = {"code": action.error.code, **action.error.details}
+                self.record("refuse", action.model, action.reason, action.request_id, data)
+            case Load():
+                self.record("load", action.model, action.reason, data={"allowance": action.allowance})
+            case Stop():
+                self.record("stop", action.model, action.reason, data={"evicted_for": action.evicted_for})
+            case Kill():
+                self.record("kill", action.model, action.reason)
+            case Note():
+                self.record("note", action.model, action.reason)
+
+    def record(
+        self,
+        kind: str,
+        model: str | None,
+        reason: str,
+        request_id: int | None = None,
+        data: dict[str, object] | None = None,
+    ) -> None:
+        """Keep one decision, log it and tell the subscribers."""
+        decision = Decision(next(self._seq), time.time(), kind, model, reason, request_id, data or {})
+        traffic = kind in ("grant", "wait")
+        self._kept.setdefault((model, traffic), deque(maxlen=KEPT)).append(decision)
+        _log.log(logging.DEBUG if traffic else logging.INFO, "%s %s: %s", kind, model or "-", reason)
+        for queue in self._subscribers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(decision)
+
+    def last(self, model: str | None, limit: int) -> list[Decision]:
+        """The last decisions of one model, or of all, oldest first."""
+        rows = [d for (name, _), kept in self._kept.items() if model in (None, name) for d in kept]
+        rows.sort(key=lambda d: d.seq)
+        return rows[-limit:] if limit > 0 else []
+
+    async def subscribe(self) -> AsyncIterator[Decision]:
+        """Yield every decision from now on, until `close`."""
+        queue: asyncio.Queue[Decision | None] = asyncio.Queue(SUBSCRIBER_BACKLOG)
+        self._subscribers.add(queue)
+        try:
+            while (decision := await queue.get()) is not None:
+                yield decision
+        finally:
+            self._subscribers.discard(queue)
+
+    def close(self) -> None:
+        """End every subscription."""
+        for queue in self._subscribers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(None)

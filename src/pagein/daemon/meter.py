@@ -1,0 +1,158 @@
+"""Measures what workers and daemon take, tells the inbox, and remembers peaks for the next load (rule 2)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass, field
+
+from pagein.catalog.model import ModelEntry, NeedSource
+from pagein.catalog.observed import PeakStore
+from pagein.catalog.resolve import with_headroom
+from pagein.daemon.inbox import Inbox
+from pagein.memory.probes.host import read_machine
+from pagein.memory.probes.process import TreeSampler, pss_of, read_trees
+from pagein.memory.snapshot import MachineSnapshot, TreeReading
+from pagein.scheduler import events as ev
+
+_log = logging.getLogger("pagein.meter")
+
+NOTABLE = 1024**2
+"""Bytes by which a peak must grow before the next load's reservation is told anew."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    pid: int
+    last: dict[str, int] = field(default_factory=dict)
+    at_last_use: dict[str, int] = field(default_factory=dict)
+    peak: dict[str, int] = field(default_factory=dict)
+    told: dict[str, int] = field(default_factory=dict)
+
+
+class Meter:
+    """Samples process trees in a thread; everything else happens on the event loop."""
+
+    def __init__(self, entries: dict[str, ModelEntry], inbox: Inbox, peaks: PeakStore, every: float) -> None:
+        self._entries, self._inbox, self._peaks, self._every = entries, inbox, peaks, every
+        self._watched: dict[str, _Watched] = {}
+        self._sampler = TreeSampler()
+        self.daemon_bytes: int | None = None
+        self.highest: dict[str, int] = {}
+        """Highest measured sum of daemon and workers, per pool."""
+
+    async def run(self) -> None:
+        """Sample for ever."""
+        while True:
+            try:
+                await self.sample()
+            except Exception:  # a fault of one sample must not end the watch
+                _log.exception("a memory sample failed")
+            self._inbox.post(ev.Ticked())
+            await asyncio.sleep(self._every)
+
+    async def sample(self) -> None:
+        """Measure everything once and tell the inbox."""
+        pids = {name: watched.pid for name, watched in self._watched.items()}
+        trees, own, machine = await asyncio.to_thread(self._read, list(pids.values()))
+        used: dict[str, dict[str, int]] = {}
+        for name, pid in pids.items():
+            watched, tree = self._watched.get(name), trees.get(pid)
+            if watched is not None and watched.pid == pid and tree is not None:
+                used[name] = self._note(name, watched, tree)
+        self.daemon_bytes = own
+        self._sum_up(used, own)
+        self._inbox.post(ev.Measured(used, _available(machine), own))
+
+    def _read(self, pids: list[int]) -> tuple[dict[int, TreeReading | None], int | None, MachineSnapshot]:
+        return self._sampler.sample(pids), pss_of(os.getpid()), read_machine()
+
+    def _note(self, name: str, watched: _Watched, tree: TreeReading) -> dict[str, int]:
+        watched.last = {"ram": tree.ram, **tree.gpu}
+        for pool, count in {"ram": tree.ram_peak, **tree.gpu}.items():
+            watched.peak[pool] = max(count, watched.peak.get(pool, 0))
+        self._learn(name, watched)
+        return watched.last
+
+    def _learn(self, name: str, watched: _Watched) -> None:
+        """Tell the scheduler when a load must reserve other bytes next time.
+
+        A peak below the present need counts only once the model was used: a load alone shows too little.
+        """
+        model = self._inbox.scheduler.state.models[name]
+        need = with_headroom(watched.peak)
+        above = any(count > model.need.get(pool, 0) for pool, count in need.items())
+        grown = any(count > watched.told.get(pool, 0) + NOTABLE for pool, count in need.items())
+        if above or (model.uses > 0 and model.served and grown):
+            if not above and model.need_source == NeedSource.MEASURED:
+                return  # the remembered peak of earlier, larger uses stays
+            watched.told = need
+            self._inbox.post(ev.NeedLearned(name, need, NeedSource.MEASURED.value))
+
+    def _sum_up(self, used: dict[str, dict[str, int]], own: int | None) -> None:
+        sums: dict[str, int] = {"ram": own or 0}
+        for reading in used.values():
+            for pool, count in reading.items():
+                sums[pool] = sums.get(pool, 0) + count
+        for pool, count in sums.items():
+            self.highest[pool] = max(count, self.highest.get(pool, 0))
+
+    async def measure_load(self, name: str) -> dict[str, int]:
+        """Measure one worker right after it became ready."""
+        watched = self._watched.get(name)
+        if watched is None:
+            return {}
+        trees = await asyncio.to_thread(read_trees, [watched.pid])
+        tree = trees.get(watched.pid)
+        return self._note(name, watched, tree) if tree is not None else {}
+
+    async def measure_machine(self) -> None:
+        """Tell the inbox what the machine has available now, before bytes are called free."""
+        machine = await asyncio.to_thread(read_machine)
+        self._inbox.post(ev.Measured({}, _available(machine)))
+
+    def watch(self, name: str, pid: int) -> None:
+        """Measure this process tree from now on."""
+        self._watched[name] = _Watched(pid)
+
+    def forget(self, name: str) -> None:
+        """The worker is gone: remember its peak for ever."""
+        watched = self._watched.pop(name, None)
+        if watched is None or not watched.peak:
+            return
+        model, entry = self._inbox.scheduler.state.models[name], self._entries[name]
+        if model.served or any(count > model.need.get(pool, 0) for pool, count in watched.peak.items()):
+            self._peaks.remember(entry.peak_key, name, watched.peak, model.load_seconds, in_use=model.served)
+
+    def close(self) -> None:
+        """Remember the peaks of everything that is still watched."""
+        for name in list(self._watched):
+            self.forget(name)
+
+    # ── questions ───────────────────────────────────────────────────────────────────────────────
+
+    def last(self, name: str) -> dict[str, int]:
+        """Bytes of a worker at its last sample, per pool; empty when there is none."""
+        watched = self._watched.get(name)
+        return watched.last if watched is not None else {}
+
+    def peak(self, name: str) -> dict[str, int] | None:
+        """Highest bytes ever measured of a model, this worker or remembered."""
+        watched = self._watched.get(name)
+        remembered = self._peaks.peak(self._entries[name].peak_key)
+        rows = [r for r in (watched.peak if watched else None, remembered.used if remembered else None) if r]
+        pools = {pool for row in rows for pool in row}
+        return {pool: max(row.get(pool, 0) for row in rows) for pool in pools} or None
+
+    def since_last_use(self, name: str) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes of a worker per pool at the end of the use before, and now (last samples)."""
+        watched = self._watched.get(name)
+        if watched is None:
+            return {}, {}
+        before, watched.at_last_use = watched.at_last_use, dict(watched.last)
+        return before, watched.at_last_use
+
+
+def _available(machine: MachineSnapshot) -> dict[str, int | None]:
+    return {name: pool.available for name, pool in machine.pools.items()}

@@ -1,0 +1,131 @@
+"""The state as the gateway shows it: reads, never changes."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from pagein import __version__
+from pagein.catalog.model import ModelEntry
+from pagein.daemon.fleet import Fleet
+from pagein.daemon.inbox import Inbox
+from pagein.daemon.meter import Meter
+from pagein.gateway.ports import ModelView, PlannedEviction, PlanView, PoolView, StatusView
+from pagein.memory.budget import PoolBudget
+from pagein.residency.lifecycle import State
+from pagein.scheduler import ModelState
+from pagein.scheduler.outlook import Outcome, outlook
+from pagein.scheduler.state import DAEMON
+
+_OUTCOMES = {
+    Outcome.NEVER: "refuse",
+    Outcome.FITS: "load",
+    Outcome.COMING: "wait",
+    Outcome.EVICT: "evict",
+    Outcome.BUSY: "wait",
+    Outcome.FOREIGN: "wait",
+}
+
+
+class View:
+    """Builds the values of `pagein.gateway.ports` from scheduler, meter and catalog."""
+
+    def __init__(
+        self,
+        entries: dict[str, ModelEntry],
+        budgets: dict[str, PoolBudget],
+        inbox: Inbox,
+        meter: Meter,
+        fleet: Fleet,
+    ) -> None:
+        self._entries, self._budgets = entries, budgets
+        self._state = inbox.scheduler.state
+        self._meter, self._fleet = meter, fleet
+        self._began = time.monotonic()
+        self.address = ""
+
+    def status(self) -> StatusView:
+        """The whole daemon at this moment."""
+        return StatusView(
+            version=__version__,
+            pid=os.getpid(),
+            address=self.address,
+            state="stopping" if self._state.stopping else "running",
+            uptime_seconds=time.monotonic() - self._began,
+            pools=[self._pool(name) for name in self._state.ledgers],
+            models=[self._model(model) for model in self._state.models.values()],
+        )
+
+    def _pool(self, name: str) -> PoolView:
+        ledger = self._state.ledgers[name]
+        totals, own = ledger.totals(), ledger.bytes_of(DAEMON)
+        workers = sum(self._meter.last(model).get(name, 0) for model in self._state.models)
+        own_measured = self._meter.daemon_bytes if name == "ram" else 0
+        return PoolView(
+            name=name,
+            budget=ledger.budget,
+            own=own,
+            reserved=totals.reserved,
+            resident=totals.resident - own,
+            releasing=totals.releasing,
+            free=totals.free,
+            measured=workers + own_measured if own_measured is not None else None,
+            highest_measured=self._meter.highest.get(name),
+            available=self._state.available.get(name),
+            source=self._budgets[name].source,
+        )
+
+    def _model(self, model: ModelState) -> ModelView:
+        entry, now = self._entries[model.name], time.monotonic()
+        ready = self._fleet.ready(model.name)
+        last_ready = self._fleet.last_ready(model.name)
+        capabilities = last_ready.capabilities if last_ready is not None else entry.capabilities
+        retry = model.retry_at - now if model.retry_at is not None else None
+        problem = model.problem
+        if problem is None and model.state is State.FAILED and model.error is not None:
+            problem = model.error.message
+        present = model.state in (State.RESIDENT, State.DRAINING)
+        return ModelView(
+            name=model.name,
+            engine=entry.engine,
+            engine_version=last_ready.engine_version if last_ready is not None else entry.engine_version,
+            capabilities=sorted(capability.value for capability in capabilities),
+            state=model.state.value,
+            priority=model.priority,
+            pinned=model.pinned,
+            device=entry.device,
+            context=ready.context if ready is not None else entry.context,
+            need=dict(model.need),
+            need_source=model.need_source,
+            need_explanation=entry.need.explanation,
+            estimate=dict(entry.estimate.bytes),
+            held=self._state.held(model.name),
+            measured=dict(self._meter.last(model.name)) or None,
+            peak=self._meter.peak(model.name),
+            leases=self._state.leases.count(model.name),
+            waiting=len(model.waiting),
+            uses=model.uses,
+            loads=model.loads,
+            idle_seconds=now - model.last_used if present and not self._state.busy(model.name) else None,
+            load_seconds=model.load_seconds,
+            pid=self._fleet.pid(model.name),
+            last_reason=model.last_reason,
+            problem=problem,
+            retry_in_seconds=retry if retry is not None and retry > 0 else None,
+        )
+
+    def plan(self, name: str) -> PlanView:
+        """What would happen if the model were asked for now."""
+        model, now = self._state.models[name], time.monotonic()
+        free = {pool: self._state.free(pool) for pool in model.need if pool in self._state.ledgers}
+        if model.problem is not None:
+            return PlanView(name, "refuse", dict(model.need), free, [], model.problem)
+        if model.state in (State.RESIDENT, State.LOADING):
+            return PlanView(name, model.state.value, dict(model.need), free, [], model.last_reason)
+        if model.state in (State.DRAINING, State.RELEASING):
+            return PlanView(name, "wait", dict(model.need), free, [], "it is leaving and would be loaded again")
+        view = outlook(self._state, model, now)
+        evictions = []
+        if view.outcome is Outcome.EVICT:
+            evictions = [PlannedEviction(v.name, dict(v.bytes), v.describe()) for v in view.victims]
+        return PlanView(name, _OUTCOMES[view.outcome], dict(model.need), free, evictions, view.reason)

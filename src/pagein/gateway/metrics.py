@@ -1,0 +1,148 @@
+"""Prometheus metrics. Labels are configured model names and fixed words only, so their number is bounded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pagein.errors import PageinError
+from pagein.gateway.call import Call
+from pagein.gateway.ports import Decision, Desk, Lease
+from pagein.gateway.reply import CLIENT_LEFT
+
+UNKNOWN = "unknown"
+"""The label of a model that is not configured, and of a capability that could not be read."""
+_WAITS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
+_ANSWERS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """Everything that ``GET /metrics`` shows, in a registry of its own."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "pagein_requests", "Requests that ended.", ("model", "capability", "status"), registry=registry
+        )
+        self.in_flight = Gauge("pagein_requests_in_flight", "Requests now.", ("model",), registry=registry)
+        self.waits = Histogram(
+            "pagein_queue_seconds", "Wait for a lease.", ("model",), registry=registry, buckets=_WAITS
+        )
+        self.answers = Histogram(
+            "pagein_request_seconds",
+            "Request read to last byte.",
+            ("model", "capability"),
+            registry=registry,
+            buckets=_ANSWERS,
+        )
+        self.refusals = Counter("pagein_refusals", "Requests without a lease.", ("model", "code"), registry=registry)
+        self.evictions = Counter("pagein_evictions", "Models that left for another.", ("model",), registry=registry)
+        registry.register(_State(desk))
+
+    def visit(self) -> Visit:
+        """Begin to count one request."""
+        return Visit(self)
+
+    def label(self, model: str | None) -> str:
+        """Return the label for a model that a client or a decision names."""
+        return model if model is not None and model in self._desk.names() else UNKNOWN
+
+    def decided(self, decision: Decision) -> None:
+        """Count a decision of the scheduler."""
+        if decision.kind == "stop" and decision.data.get("evicted_for") is not None:
+            self.evictions.labels(self.label(decision.model)).inc()
+
+    def render(self) -> bytes:
+        """Return the text that Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+class Visit:
+    """One request as the metrics see it, from its first byte to its last."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._model: str | None = None
+        self._capability = UNKNOWN
+        self._granted = False
+        self._since = 0.0
+        self.status = CLIENT_LEFT
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        outcome = "disconnected" if self.status == CLIENT_LEFT else f"{self.status // 100}xx"
+        self._metrics.requests.labels(self._model or UNKNOWN, self._capability, outcome).inc()
+        if self._model is not None:
+            self._metrics.in_flight.labels(self._model).dec()
+            self._metrics.answers.labels(self._model, self._capability).observe(time.monotonic() - self._since)
+
+    def is_for(self, call: Call) -> None:
+        """Take in what was asked for, once the body was read."""
+        self._model = self._metrics.label(call.model)
+        self._capability = call.capability.value
+        self._since = time.monotonic()
+        self._metrics.in_flight.labels(self._model).inc()
+
+    def granted(self, lease: Lease) -> None:
+        """Take in how long the lease took."""
+        self._granted = True
+        self._metrics.waits.labels(self._model).observe(lease.waited_seconds)
+
+    def failed(self, error: PageinError) -> None:
+        """Take in how the request ended."""
+        self.status = error.http_status
+        if self._model is not None and not self._granted:
+            self._metrics.refusals.labels(self._model, error.code).inc()
+
+
+class _State(Collector):
+    """What the daemon knows at the moment of asking."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._desk.status()
+        pools = _gauge("pagein_pool_bytes", "Bytes of a pool by state.", ("pool", "state"))
+        for pool in status.pools:
+            for state in ("budget", "own", "reserved", "resident", "releasing", "free", "measured", "available"):
+                _add(pools, (pool.name, state), getattr(pool, state))
+        yield pools
+        models = _gauge("pagein_model_bytes", "Bytes of a model by pool and kind.", ("model", "pool", "kind"))
+        leases = _gauge("pagein_model_leases", "Leases of a model in use.", ("model",))
+        waiting = _gauge("pagein_model_waiting", "Requests that wait for a model.", ("model",))
+        resident = _gauge("pagein_model_resident", "1 while a model is in memory.", ("model",))
+        loads = CounterMetricFamily("pagein_loads", "Loads of a model.", labels=["model"])
+        for model in status.models:
+            loads.add_metric([model.name], model.loads)
+            for kind, held in (
+                ("need", model.need),
+                ("held", model.held),
+                ("measured", model.measured),
+                ("peak", model.peak),
+            ):
+                for pool_name, count in (held or {}).items():
+                    _add(models, (model.name, pool_name, kind), count)
+            _add(leases, (model.name,), model.leases)
+            _add(waiting, (model.name,), model.waiting)
+            _add(resident, (model.name,), int(model.state == "resident"))
+        yield from (models, leases, waiting, resident, loads)
+
+
+def _gauge(name: str, text: str, labels: Iterable[str]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, labels=list(labels))
+
+
+def _add(family: GaugeMetricFamily, labels: Iterable[str], value: int | None) -> None:
+    if value is not None:
+        family.add_metric(list(labels), value)

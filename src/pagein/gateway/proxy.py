@@ -1,0 +1,160 @@
+"""The way of one call: lease, worker, answer, release.
+
+1. wait for a lease (a streaming client gets heartbeats meanwhile);
+2. send the call to the worker and wait for its answer to begin;
+3. pass the answer on, byte by byte as it comes;
+4. whatever ends it — last byte, error, silence, disconnect — the lease is given back exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, TypeVar
+
+import aiohttp
+from aiohttp import web
+
+from pagein.errors import PageinError, WorkerTimeout
+from pagein.gateway.call import Call, request_id
+from pagein.gateway.metrics import Metrics, Visit
+from pagein.gateway.ports import Desk, Lease
+from pagein.gateway.relay import Silence, relay
+from pagein.gateway.reply import CLIENT_LEFT, Reply
+from pagein.gateway.upstream import Upstreams, WorkerBroke
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Proxy:
+    """Answers calls to models by their workers."""
+
+    def __init__(self, desk: Desk, upstreams: Upstreams, metrics: Metrics, heartbeat: float) -> None:
+        self._desk = desk
+        self._upstreams = upstreams
+        self._metrics = metrics
+        self._heartbeat = heartbeat
+
+    async def serve(self, request: web.Request, reading: Awaitable[Call]) -> web.StreamResponse:
+        """Answer one request; never raises but for cancellation, which means that the client left."""
+        reply = Reply(request)
+        with self._metrics.visit() as visit:
+            try:
+                call = await reading
+                visit.is_for(call)
+                response = await self._answer(call, reply, visit)
+            except PageinError as error:
+                visit.failed(error)
+                response = await _last_word(reply, error)
+            except ConnectionError:
+                response = reply.abort()
+            except Exception:
+                log.exception("request %s failed", request_id.get())
+                visit.status = 500
+                response = await _last_word(reply, None)
+        return response
+
+    async def _answer(self, call: Call, reply: Reply, visit: Visit) -> web.StreamResponse:
+        lease = await self._lease(call, reply)
+        with Use(self._desk, lease) as use:
+            visit.granted(lease)
+            try:
+                async with asyncio.timeout(lease.timeout) as clock:
+                    await reply.leased(lease)
+                    use.status, response = await self._exchange(call, lease, reply, clock)
+            except TimeoutError:
+                if reply.writing:
+                    raise ConnectionResetError("the client stopped reading") from None
+                raise WorkerTimeout(lease.model, lease.timeout) from None
+            except WorkerBroke:
+                raise await self._desk.why_gone(lease) from None
+        visit.status = use.status
+        return response
+
+    async def _lease(self, call: Call, reply: Reply) -> Lease:
+        if not call.stream:
+            return await self._desk.acquire(call.model, call.capability)
+        queue = Queue(call.model)
+        acquiring = self._desk.acquire(call.model, call.capability, queue.on_wait)
+        return await self._patiently(acquiring, reply, queue.told, self._give_back_unused)
+
+    def _give_back_unused(self, lease: Lease) -> None:
+        self._desk.release(lease, CLIENT_LEFT, 0.0)
+
+    async def _exchange(
+        self, call: Call, lease: Lease, reply: Reply, clock: asyncio.Timeout
+    ) -> tuple[int, web.StreamResponse]:
+        sending = self._upstreams.post(lease, call)
+        if call.stream:
+            told = f"{call.model} is working"
+            upstream = await self._patiently(sending, reply, lambda: told, aiohttp.ClientResponse.close)
+        else:
+            upstream = await sending
+        try:
+            return upstream.status, await relay(call, upstream, reply, Silence(clock, lease.timeout))
+        finally:
+            upstream.close()  # after the last byte the connection is back in its pool and this does nothing
+
+    async def _patiently(
+        self, work: Coroutine[Any, Any, T], reply: Reply, told: Callable[[], str], undo: Callable[[T], None]
+    ) -> T:
+        """Wait for the work, with a comment to the client every heartbeat; undo it if it comes too late."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait((task,), timeout=self._heartbeat))[0]:
+                await reply.comment(told())
+            return task.result()
+        except BaseException:
+            task.cancel()
+            task.add_done_callback(lambda late: None if late.cancelled() or late.exception() else undo(late.result()))
+            raise
+
+
+class Use:
+    """A lease in use, given back exactly once with the status that its client saw."""
+
+    def __init__(self, desk: Desk, lease: Lease) -> None:
+        self._desk = desk
+        self._lease = lease
+        self._since = time.monotonic()
+        self.status = CLIENT_LEFT
+
+    def __enter__(self) -> Use:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, PageinError):
+            self.status = error.http_status
+        elif isinstance(error, ConnectionError | asyncio.CancelledError):
+            self.status = CLIENT_LEFT
+        elif error is not None:
+            self.status = 500
+        self._desk.release(self._lease, self.status, time.monotonic() - self._since)
+
+
+class Queue:
+    """What a waiting client is told: the last reason and place that the scheduler gave."""
+
+    def __init__(self, model: str) -> None:
+        self._text = self._model = f"waiting for {model}"
+
+    def on_wait(self, reason: str, position: int) -> None:
+        """Take a change in."""
+        self._text = f"{self._model}: {reason} (place {position})"
+
+    def told(self) -> str:
+        """Return the text of the next heartbeat."""
+        return self._text
+
+
+async def _last_word(reply: Reply, error: PageinError | None) -> web.StreamResponse:
+    try:
+        return await reply.fail(error)
+    except ConnectionError:
+        return reply.abort()

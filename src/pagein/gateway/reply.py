@@ -1,0 +1,111 @@
+"""The client's side of one call: nothing sent yet, then one whole answer or a stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from pagein.errors import PageinError
+from pagein.gateway import sse
+from pagein.gateway.ports import Lease
+from pagein.gateway.problems import as_event, internal_problem, problem, response_of
+
+CLIENT_LEFT = 499
+"""The status, never sent, of a request whose client went away; nginx's word for it."""
+
+
+class Reply:
+    """Writes one answer. Every method raises ConnectionError when the client has left."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._headers: dict[str, str] = {}
+        self._stream: web.StreamResponse | None = None
+        self._events = False
+        self.writing = False
+        """The client is being waited for, not the worker."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether headers were sent, so that the status is settled."""
+        return self._stream is not None
+
+    async def leased(self, lease: Lease) -> None:
+        """Tell the client what its request waited for: by headers, or by a comment in a stream that has begun."""
+        told = {"X-Pagein-Model": lease.model, "X-Pagein-Queue-Ms": str(round(lease.waited_seconds * 1000))}
+        if lease.load_seconds is not None:
+            told["X-Pagein-Load-Ms"] = str(round(lease.load_seconds * 1000))
+        if lease.evicted:
+            told["X-Pagein-Evicted"] = ", ".join(lease.evicted)
+        self._headers = told
+        if self.begun:
+            await self.write(sse.comment(", ".join(f"{name}: {value}" for name, value in told.items())))
+
+    async def whole(self, status: int, content_type: str, body: bytes) -> web.StreamResponse:
+        """Send a complete answer."""
+        headers = {**self._headers, "Content-Type": content_type}
+        response = web.Response(status=status, body=body, headers=headers)
+        self._stream = response
+        self.writing = True
+        await response.prepare(self._request)
+        await response.write_eof()
+        self.writing = False
+        return response
+
+    async def open(self, status: int, content_type: str, length: int | None = None) -> None:
+        """Send the headers of a stream."""
+        self._events = content_type.startswith(sse.CONTENT_TYPE)
+        headers = {**self._headers, "Content-Type": content_type, **(sse.HEADERS if self._events else {})}
+        self._stream = stream = web.StreamResponse(status=status, headers=headers)
+        stream.content_length = length
+        await stream.prepare(self._request)
+
+    async def write(self, chunk: bytes) -> None:
+        """Send bytes of the stream; waits while the client reads too slowly."""
+        assert self._stream is not None
+        self.writing = True
+        await self._stream.write(chunk)
+        self.writing = False
+
+    async def end(self) -> web.StreamResponse:
+        """End the stream regularly."""
+        assert self._stream is not None
+        self.writing = True
+        await self._stream.write_eof()
+        self.writing = False
+        return self._stream
+
+    async def comment(self, text: str) -> None:
+        """Send a heartbeat, and the headers of an event stream before the first one."""
+        if not self.begun:
+            await self.open(200, sse.CONTENT_TYPE)
+        await self.write(sse.comment(text))
+
+    async def fail(self, error: PageinError | None) -> web.StreamResponse:
+        """Answer with an error, None being a fault of Pagein itself: a status where one can be sent, else an event."""
+        if not self.begun:
+            return response_of(error) if error is not None else _internal()
+        return await self._fail_stream(problem(error) if error is not None else internal_problem())
+
+    async def pass_failure(self, status: int, content_type: str, body: bytes) -> web.StreamResponse:
+        """Answer with the worker's own error."""
+        if not self.begun:
+            return await self.whole(status, content_type, body)
+        return await self._fail_stream(as_event(status, body))
+
+    async def _fail_stream(self, value: dict[str, Any]) -> web.StreamResponse:
+        if not self._events:
+            return self.abort()  # a cut connection is the only honest end of half an answer
+        await self.write(sse.event(value))
+        return await self.end()
+
+    def abort(self) -> web.StreamResponse:
+        """Cut the connection, and return what the server wants to see as the answer."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+        return self._stream if self._stream is not None else web.Response(status=CLIENT_LEFT)
+
+
+def _internal() -> web.Response:
+    return web.json_response(internal_problem(), status=500)

@@ -1,0 +1,51 @@
+"""The daemon's end of a worker's control pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from pagein.protocol import Message, WorkerSpec, decode
+
+_LONGEST_MESSAGE = 64 * 1024
+
+
+class ControlPipe:
+    """Reads a worker's messages: only the child that was started holds the other end, and each has its token."""
+
+    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.BaseTransport, token: str) -> None:
+        """Use `open`."""
+        self._reader = reader
+        self._transport = transport
+        self._token = token
+
+    @classmethod
+    async def open(cls, token: str) -> tuple[ControlPipe, int]:
+        """Return the reader and the descriptor of the other end, for the worker; the caller closes that one."""
+        reading, writing = os.pipe()
+        try:
+            reader = asyncio.StreamReader(limit=_LONGEST_MESSAGE)
+            protocol = asyncio.StreamReaderProtocol(reader)
+            loop = asyncio.get_running_loop()
+            transport, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(reading, "rb", buffering=0))
+        except BaseException:
+            os.close(writing)
+            raise
+        return cls(reader, transport, token), writing
+
+    async def receive(self) -> Message | None:
+        """The next message, or None when the worker closed the pipe; raises ValueError for anything else."""
+        try:
+            line = await self._reader.readline()
+        except ValueError as error:
+            raise ValueError(f"a worker message of more than {_LONGEST_MESSAGE} bytes") from error
+        if not line:
+            return None
+        message = decode(line)
+        if isinstance(message, WorkerSpec) or message.token != self._token:
+            raise ValueError("a worker message without the token of this worker")
+        return message
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._transport.close()

@@ -1,0 +1,70 @@
+"""The pipe from a worker's standard output and error into its log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from pagein.supervisor.log import ModelLog
+
+_BURST = 1024 * 1024
+_PAUSE = 0.1  # seconds: a flood is read at 10 MiB/s at most, so that it takes little of the daemon's time
+
+
+class LogPipe(asyncio.Protocol):
+    """Reads what a worker prints into its log: in bounded memory, and at a bounded rate."""
+
+    def __init__(self, log: ModelLog) -> None:
+        self._log = log
+        self._transport: asyncio.ReadTransport | None = None
+        self._allowed = _BURST
+        self._ended = asyncio.Event()
+
+    @classmethod
+    async def open(cls, log: ModelLog) -> tuple[LogPipe, int]:
+        """Return the reader and the descriptor of the other end, for the worker; the caller closes that one."""
+        reading, writing = os.pipe()
+        try:
+            loop = asyncio.get_running_loop()
+            _, pipe = await loop.connect_read_pipe(lambda: cls(log), os.fdopen(reading, "rb", buffering=0))
+        except BaseException:
+            os.close(writing)
+            raise
+        return pipe, writing
+
+    async def drain(self, timeout: float) -> None:
+        """Wait until all writers are gone and everything is read, at most ``timeout`` seconds; then close."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._ended.wait()
+        except TimeoutError:
+            pass  # something that outlived the worker holds the other end
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio."""
+        assert isinstance(transport, asyncio.ReadTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Called by asyncio."""
+        self._log.write(data)
+        self._allowed -= len(data)
+        if self._allowed <= 0 and self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(_PAUSE, self._resume)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Called by asyncio."""
+        self._ended.set()
+
+    def _resume(self) -> None:
+        self._allowed = _BURST
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()

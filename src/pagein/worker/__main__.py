@@ -1,0 +1,45 @@
+"""``python -m pagein.worker``: started by the daemon, one process per model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from pagein.engines.death import die_with_parent, end_descendants
+from pagein.protocol import Hello
+from pagein.worker import watch
+from pagein.worker.handshake import Control, read_spec
+from pagein.worker.run import Stopping, run
+
+_STDIN = 0
+
+
+def main() -> int:
+    """Read the spec, serve, and return the exit code."""
+    # The daemon may be dead already: then standard input is at its end, which is noticed below.
+    die_with_parent(signal.SIGKILL)
+    try:
+        control = Control.inherited()
+        spec = read_spec(_STDIN)
+        control.send(Hello(spec.token, os.getpid()))
+    except (ValueError, EOFError, OSError) as error:
+        print(f"pagein: this worker cannot start: {error}", file=sys.stderr)
+        return 2
+    watch.watch(_STDIN)
+    try:
+        return run(spec, control)
+    except (Stopping, OSError) as error:  # stopped while stopping, or the daemon is gone
+        return 0 if isinstance(error, Stopping) else 1
+
+
+def _leave(code: int) -> None:
+    """End without the interpreter's clean-up: threads of an engine may run on, and memory returns all the same."""
+    end_descendants()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _leave(main())

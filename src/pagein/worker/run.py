@@ -1,0 +1,61 @@
+"""One worker's life: start the engine, say that it is ready, wait, stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+from pagein.engines.contract import Engine, find_engine
+from pagein.errors import ConfigError, PageinError
+from pagein.protocol import Failed, Ready, WorkerSpec
+from pagein.worker.handshake import Control
+
+
+class Stopping(BaseException):
+    """SIGTERM arrived; raised in the main thread, wherever the engine is."""
+
+
+def run(spec: WorkerSpec, control: Control) -> int:
+    """Serve the model until SIGTERM (exit code 0) or until its engine ends or fails (1), which is reported."""
+    engine: Engine | None = None
+    signal.signal(signal.SIGTERM, _raise_stopping)
+    try:
+        _use_cores(spec.cpus)
+        engine = find_engine(spec.engine)(spec)
+        started = engine.start()
+        version = engine.version()
+        control.send(Ready(spec.token, started.endpoint, started.capabilities, version, started.context))
+        control.send(Failed(spec.token, engine.wait(), code="worker_died"))
+    except Stopping:
+        return 0
+    except PageinError as error:
+        control.send(Failed(spec.token, error.message, error.code, error.hint))
+    except Exception as error:
+        import traceback  # only here: an engine that behaves does not pay for it
+
+        traceback.print_exc()
+        control.send(Failed(spec.token, f"{type(error).__name__}: {error}"))
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # asked once is enough; the daemon kills what takes too long
+        if engine is not None:
+            engine.stop()
+    return 1
+
+
+def _raise_stopping(number: int, frame: FrameType | None) -> None:
+    raise Stopping
+
+
+def _use_cores(cpus: list[int] | None) -> None:
+    if cpus is None:
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        print("pagein: this system has no CPU affinity; `cpus` has no effect", file=sys.stderr, flush=True)
+        return
+    allowed = sorted(os.sched_getaffinity(0))
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        raise ConfigError(f"cpus {cpus} cannot be used: this process may run on {allowed}") from error

@@ -1,0 +1,61 @@
+"""Starts real workers whose engine is the fake one, and talks to them."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagein.protocol import WorkerSpec
+from pagein.supervisor.child import Child
+from pagein.supervisor.environment import worker_environment
+from pagein.supervisor.log import ModelLog
+
+FAKE_ENGINE = Path(__file__).parent / "fake_engine.py"
+
+
+@pytest.fixture
+def model_log(tmp_path: Path) -> ModelLog:
+    """A log in an empty folder."""
+    return ModelLog(tmp_path / "logs" / "fake.log", max_bytes=1024 * 1024, files=2)
+
+
+@pytest.fixture
+def short_folder() -> Iterator[str]:
+    """A folder whose path leaves room for a Unix socket's name."""
+    with tempfile.TemporaryDirectory(prefix="pi-") as folder:
+        yield folder
+
+
+@pytest.fixture
+def fake_spec(tmp_path: Path) -> Callable[..., WorkerSpec]:
+    """Make the spec of a fake engine with the given switches."""
+
+    def make(*switches: str, **fields: Any) -> WorkerSpec:
+        command = [sys.executable, str(FAKE_ENGINE), "--socket", "${socket}", *switches]
+        given = {"name": "fake", "engine": "command", "token": "secret", "socket_dir": str(tmp_path / "run")}
+        return WorkerSpec(**(given | {"command": command, "ready_timeout": 30.0} | fields))
+
+    return make
+
+
+@pytest.fixture
+async def start_worker(
+    fake_spec: Callable[..., WorkerSpec], model_log: ModelLog
+) -> AsyncIterator[Callable[..., Awaitable[Child]]]:
+    """Start a worker on a fake engine; whatever the test leaves is killed."""
+    children: list[Child] = []
+
+    async def make(*switches: str, on_spawn: Callable[[int], None] | None = None, **fields: Any) -> Child:
+        spec = fake_spec(*switches, **fields)
+        child = await Child.start(spec, environ=worker_environment(spec, {}), log=model_log, on_spawn=on_spawn)
+        children.append(child)
+        return child
+
+    yield make
+    for child in children:
+        await child.kill()

@@ -1,0 +1,43 @@
+"""Decisions are kept, streamed and bounded."""
+
+import asyncio
+
+from pagein.daemon.journal import KEPT, SUBSCRIBER_BACKLOG, Journal
+from pagein.errors import QueueFull
+from pagein.scheduler import events as ev
+from pagein.scheduler.actions import Grant, Load, Refuse, Stop
+
+
+def test_what_was_decided_can_be_asked_for_in_order():
+    """One model's decisions, or all, oldest first, with the numbers of a refusal."""
+    journal = Journal()
+    journal.on_step(ev.Ticked(), [Load("a", {"ram": 4}, "fits"), Stop("b", "idle", "a")])
+    journal.on_step(ev.Ticked(), [Refuse(7, "a", QueueFull("a", 2, 2))])
+    assert [(d.kind, d.model) for d in journal.last(None, 10)] == [("load", "a"), ("stop", "b"), ("refuse", "a")]
+    refused = journal.last("a", 1)[0]
+    assert (refused.data["code"], refused.data["limit"], refused.request_id) == ("queue_full", 2, 7)
+    assert journal.last("b", 10)[0].data == {"evicted_for": "a"}
+
+
+def test_traffic_does_not_push_out_loads_and_evictions():
+    """Thousands of grants leave the reason of the last load readable."""
+    journal = Journal()
+    journal.on_step(ev.Ticked(), [Load("a", {"ram": 4}, "fits")])
+    for i in range(3 * KEPT):
+        journal.on_step(ev.Ticked(), [Grant(i, "a", "resident")])
+    assert "load" in {d.kind for d in journal.last("a", 10_000)}
+    assert len(journal.last("a", 10_000)) == KEPT + 1
+
+
+async def test_a_slow_subscriber_loses_the_oldest_and_nobody_waits_for_it():
+    """Memory is bounded by the backlog; the stream ends with the journal."""
+    journal = Journal()
+    stream = journal.subscribe()
+    first = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    for i in range(SUBSCRIBER_BACKLOG + 10):
+        journal.record("note", "a", str(i))
+    journal.close()
+    seen = [(await first).reason] + [d.reason async for d in stream]
+    assert seen[-1] == str(SUBSCRIBER_BACKLOG + 9)
+    assert len(seen) <= SUBSCRIBER_BACKLOG

@@ -1,0 +1,142 @@
+"""A client may leave at any moment: the lease comes back exactly once and the worker stops."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pagein.gateway.metrics import Metrics
+from pagein.gateway.proxy import Proxy
+from pagein.gateway.upstream import Upstreams
+from pagein.protocol import PATHS, Capability
+from tests.gateway.conftest import NO_HEARTBEAT, Serve
+from tests.gateway.fakes import ALL_PATHS, STREAM_PATHS, FakeDesk, FakeWorker, RawClient, eventually, request_for
+
+SOON = 0.001
+
+
+def worker_path(path: str) -> str:
+    """Return the path under which the worker sees a request."""
+    return {"/rerank": PATHS[Capability.RERANK], "/run/m": PATHS[Capability.CHAT]}.get(path, path)
+
+
+async def next_request(desk: FakeDesk) -> None:
+    """Wait until somebody asks for a lease."""
+    async with asyncio.timeout(10):
+        await desk.asked.get()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ALL_PATHS)
+async def test_leaving_while_waiting(desk: FakeDesk, serve: Serve, path: str, stream: bool) -> None:
+    """Who leaves the queue gives the place back and never gets a lease."""
+    desk.gate.clear()
+    gateway = await serve()
+    client = await RawClient.connect(gateway.port)
+    await client.send(path, *request_for(path, stream=stream))
+    await next_request(desk)
+    await client.leave()
+    assert await desk.settled() == []
+    assert desk.given_up == 1
+
+
+@pytest.mark.parametrize("path", STREAM_PATHS)
+async def test_leaving_after_a_heartbeat(desk: FakeDesk, serve: Serve, path: str) -> None:
+    """A client that has heard heartbeats leaves the queue as any other."""
+    desk.gate.clear()
+    gateway = await serve(heartbeat=SOON)
+    client = await RawClient.connect(gateway.port)
+    await client.send(path, *request_for(path, stream=True))
+    await client.until(b": waiting")
+    await client.leave()
+    assert await desk.settled() == []
+    assert desk.given_up == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ALL_PATHS)
+async def test_leaving_while_the_worker_computes(
+    desk: FakeDesk, worker: FakeWorker, serve: Serve, path: str, stream: bool
+) -> None:
+    """Before the first byte of an answer: the worker's connection is closed, the lease is given back once."""
+    worker.answer = FakeWorker.silent
+    gateway = await serve()
+    client = await RawClient.connect(gateway.port)
+    await client.send(path, *request_for(path, stream=stream))
+    await worker.busy()
+    await client.leave()
+    assert await desk.settled() == [499]
+    assert await worker.deserted() == worker_path(path)
+
+
+@pytest.mark.parametrize("path", STREAM_PATHS)
+async def test_leaving_after_a_heartbeat_of_the_worker(
+    desk: FakeDesk, worker: FakeWorker, serve: Serve, path: str
+) -> None:
+    """The same when the wait for the first byte had heartbeats."""
+    worker.answer = FakeWorker.silent
+    gateway = await serve(heartbeat=SOON)
+    client = await RawClient.connect(gateway.port)
+    await client.send(path, *request_for(path, stream=True))
+    await client.until(b": m is working")
+    await client.leave()
+    assert await desk.settled() == [499]
+    assert await worker.deserted() == worker_path(path)
+
+
+@pytest.mark.parametrize("path", ALL_PATHS)
+async def test_leaving_in_the_middle_of_an_answer(desk: FakeDesk, worker: FakeWorker, serve: Serve, path: str) -> None:
+    """After the first bytes of an answer: the same."""
+    worker.answer = FakeWorker.stuck
+    gateway = await serve()
+    client = await RawClient.connect(gateway.port)
+    await client.send(path, *request_for(path, stream=True))
+    await client.until(b"one")
+    await client.leave()
+    assert await desk.settled() == [499]
+    assert await worker.deserted() == worker_path(path)
+
+
+@pytest.mark.parametrize("path", ALL_PATHS)
+async def test_leaving_within_the_body(desk: FakeDesk, worker: FakeWorker, serve: Serve, path: str) -> None:
+    """A request that never arrives whole takes no lease and reaches no worker."""
+    gateway = await serve()
+    client = await RawClient.connect(gateway.port)
+    await client.send(path, *request_for(path), cut=5)
+    await client.leave()
+    async with gateway.get("/health") as response:
+        assert response.status == 200
+    assert await desk.settled_or_untouched() == []
+    assert worker.requests == []
+
+
+@pytest.mark.parametrize("path", ALL_PATHS)
+async def test_leaving_after_the_answer(desk: FakeDesk, worker: FakeWorker, serve: Serve, path: str) -> None:
+    """Who leaves after the last byte changes nothing: the lease came back with 200."""
+    gateway = await serve()
+    client = await RawClient.connect(gateway.port)
+    await client.send(path, *request_for(path))
+    await client.until(b'"ok"')
+    assert await desk.settled() == [200]
+    await client.leave()
+    async with gateway.get("/health") as response:
+        assert response.status == 200
+    assert await desk.settled() == [200]
+
+
+async def test_a_grant_in_the_moment_of_leaving_is_given_back(desk: FakeDesk, serve: Serve) -> None:
+    """A lease that is granted while its client leaves is not lost."""
+    proxy = Proxy(desk, Upstreams(), Metrics(desk), NO_HEARTBEAT)
+    desk.gate.clear()
+    acquiring = desk.acquire("m", Capability.CHAT)
+    waiting = asyncio.create_task(
+        proxy._patiently(acquiring, None, lambda: "", proxy._give_back_unused)  # type: ignore[arg-type]
+    )
+    await next_request(desk)
+    desk.gate.set()
+    await eventually(lambda: bool(desk.granted))  # granted now, and the one who waits for it has not run yet
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await desk.settled() == [499]
