@@ -38,6 +38,7 @@ lint:           ## ruff, mypy, import contracts, generated pages
 	@.venv/bin/lint-imports
 	@$(PY) -m pagein.config.render --check
 	@$(PY) -m pagein.cli.render --check
+	@$(PY) scripts/render_engines.py --check
 
 format:         ## rewrite the code as the linters want it
 	@$(SETUP) dev
@@ -47,6 +48,7 @@ docs:           ## render the generated pages
 	@$(SETUP) dev
 	@$(PY) -m pagein.config.render
 	@$(PY) -m pagein.cli.render
+	@$(PY) scripts/render_engines.py
 
 bench: bench-gateway bench-swap   ## every benchmark; results in benchmarks/results/
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ class Arm:
         """GET some JSON."""
         connection = Connection(self.address)
         try:
-            return json.loads(connection.ask(get(self.address, path).request).answer.text)
+            return json.loads(connection.ask(get(self.address, path).request).answer.body)
         finally:
             connection.close()
 
@@ -103,6 +104,15 @@ def pagein(models: Mapping[str, Any], folder: Path, budget: int | None = None, n
 def find_nginx() -> str | None:
     """nginx, or None where it is not installed."""
     return shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+def version_of_nginx() -> str | None:
+    """What nginx says of itself."""
+    program = find_nginx()
+    if program is None:
+        return None
+    said = subprocess.run([program, "-v"], capture_output=True, text=True, timeout=60, check=False)
+    return said.stderr.strip().rpartition("/")[2]
 
 
 @contextmanager

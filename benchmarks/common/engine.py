@@ -118,7 +118,9 @@ def check_same(arms: Mapping[str, dict[str, str | None]]) -> dict[str, str | Non
     for name, settings in others:
         unlike = {key for key in reference.keys() | settings.keys() if reference.get(key) != settings.get(key)}
         if unlike:
-            told = "; ".join(f"{key}: {first} {reference.get(key)}, {name} {settings.get(key)}" for key in sorted(unlike))
+            told = "; ".join(
+                f"{key}: {first} {reference.get(key)}, {name} {settings.get(key)}" for key in sorted(unlike)
+            )
             raise BenchmarkError(f"the engines of {first} and {name} are not set up alike: {told}")
     return reference
 

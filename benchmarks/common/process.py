@@ -15,16 +15,27 @@ import psutil
 
 from common.wire import BenchmarkError
 from pagein.engines.death import die_with_parent
+from pagein.exits import describe_exit
 
 STARTED_WITHIN = 60.0
 ENDED_WITHIN = 20.0
 _PAUSE = 0.02
 
 
+class ProgramEnded(BenchmarkError):
+    """A program ended before it was ready."""
+
+    def __init__(self, name: str, returncode: int, output: str) -> None:
+        super().__init__(f"{name} {describe_exit(returncode)} before it was ready:\n{output}")
+        self.returncode = returncode
+
+
 class Program:
     """A server that runs while the ``with`` block does; its output goes to a file."""
 
-    def __init__(self, name: str, command: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         with self.log.open("wb") as output:
@@ -61,6 +72,11 @@ class Program:
         """Its process."""
         return self._process.pid
 
+    @property
+    def process(self) -> psutil.Process:
+        """Its process, to be looked at."""
+        return psutil.Process(self._process.pid)
+
     def descendants(self) -> list[psutil.Process]:
         """What it started and runs now."""
         if self._process.poll() is not None:
@@ -74,7 +90,7 @@ class Program:
         deadline = time.monotonic() + STARTED_WITHIN
         while not ready():
             if self._process.poll() is not None:
-                raise BenchmarkError(f"{self.name} ended with {self._process.returncode}:\n{self.last_output()}")
+                raise ProgramEnded(self.name, self._process.returncode, self.last_output())
             if time.monotonic() > deadline:
                 raise BenchmarkError(f"{self.name} is not ready after {STARTED_WITHIN:.0f} s:\n{self.last_output()}")
             time.sleep(_PAUSE)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from common.arms import direct
 from common.engine import EngineModel
-from common.process import Program
+from common.process import ProgramEnded
 from common.wire import BenchmarkError
 from pagein.units import format_bytes
 
@@ -53,7 +53,7 @@ def _why_not(program: str, path: Path) -> str | None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         try:
             stack.enter_context(direct(program, EngineModel("probe", path, 256), Path(folder)))
-        except Program.Ended as ended:
+        except ProgramEnded as ended:
             if ended.returncode != -signal.SIGILL:
                 raise
             return "ends with SIGILL: this CPU lacks instructions that the program was built for (AVX-VNNI)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,13 +86,21 @@ class Answer:
 
     @property
     def body(self) -> bytes:
-        """The body so far; chunk marks stay in it."""
-        return bytes(self._data[self._body_at :])
+        """The body so far."""
+        raw = bytes(self._data[self._body_at :])
+        return raw if self._length is not None else b"".join(_chunks(raw))
 
     def check(self) -> None:
         """Raise BenchmarkError unless it is a success."""
         if self.status != 200:
             raise BenchmarkError(f"answered {self.status}: {self.body[:500]!r}")
+
+
+def _chunks(raw: bytes) -> Iterator[bytes]:
+    while (end := raw.find(b"\r\n")) > 0:
+        size = int(raw[:end].partition(b";")[0], 16)
+        yield raw[end + 2 : end + 2 + size]
+        raw = raw[end + 2 + size + 2 :]
 
 
 @dataclass(frozen=True, slots=True)

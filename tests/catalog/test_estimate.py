@@ -75,7 +75,7 @@ def test_cache_types(kind: str, share: float) -> None:
 
 
 def test_a_sliding_window_stops_growing() -> None:
-    """Window layers keep window and micro-batch only, however long the context; checkpoints are copies of the window."""
+    """Window layers keep window and micro-batch, however long the context; checkpoints are copies of the window."""
     window = replace(LLAMA, kv_bytes_per_token=0, kv_window=512, kv_window_bytes=512 * 1024)
     parts = llama(window, context=8192, checkpoints=0)
     longer = llama(window, context=8192 * 4, checkpoints=0)

@@ -32,8 +32,8 @@ MEASURED = [
     ("whisper-tiny-en", "whisper", None, {"max_seconds": 120}, None, 1, 299),
     ("whisper-tiny-en", "whisper", None, {"max_seconds": 30, "compute_type": "float32"}, None, 1, 387),
 ]
-"""Model, engine, recipe, options, context, parallel, and the highest resident size (MiB) of the worker, load and longest
-input included: two x86-64 cores, Linux, Python 3.11, xllamacpp 2026.10, onnxruntime 1.32, CTranslate2 4.8.5."""
+"""Model, engine, recipe, options, context, parallel, and the highest resident size (MiB) of the worker, load and
+longest input included: two x86-64 cores, Linux, Python 3.11, xllamacpp 2026.10, onnxruntime 1.32, CTranslate2 4.8.5."""
 
 
 def prepared(name: str) -> Path:

@@ -40,6 +40,9 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
 }
 """Statements by name, in order; what was applied under a name is never changed."""
 _ROWS = "SELECT key, name, load_seconds, samples, in_use, first_seen, last_seen FROM models"
+_PUT_MODEL = "INSERT OR REPLACE INTO models VALUES (?, ?, ?, ?, ?, ?, ?)"
+_PUT_PEAK = "INSERT OR REPLACE INTO peaks VALUES (?, ?, ?)"
+_PUT_DIGEST = "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ class PeakStore:
         self._digests = {old: text for old, text in self._digests.items() if old.path != stamp.path}
         self._digests[stamp] = digest
         values = (stamp.path, stamp.size, stamp.mtime_ns, stamp.inode, digest)
-        self._write([("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?, ?)", values)])
+        self._write([(_PUT_DIGEST, values)])
 
     def close(self) -> None:
         """Close the file; idempotent."""

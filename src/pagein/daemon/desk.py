@@ -177,7 +177,7 @@ class DaemonDesk:
         """Unload and wait until its memory is back; see `Desk.unload`."""
         state = self._model(model)
         if state.pinned:
-            raise InUse(f"model {model!r} is pinned", hint=f"`pagein pin --off {model}` first", model=model)
+            raise InUse(f"model {model!r} is pinned", hint=f"`pagein unpin {model}` first", model=model)
         if state.state in (State.ABSENT, State.FAILED):
             self._inbox.post(ev.UnloadWanted(model))
             return
