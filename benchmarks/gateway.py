@@ -2,8 +2,8 @@
 
 Three kinds of requests: small embeddings and streamed chat on a real engine, and embeddings from a server that answers
 at once, which isolates the door from the engine. Every arm has the same llama-server with the same settings behind it,
-which is checked on the running processes. The arms take turns request by request (latency), and in short blocks (rates),
-so that what else the machine does hits all alike.
+which is checked on the running processes. The arms take turns request by request (latency), and in short blocks
+(rates), so that what else the machine does hits all alike.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from common.results import Row, row
 from common.stats import median, percentile
 from common.weights import choose_weights
 from common.wire import BenchmarkError, Connection, Exchange, Target, post
-
 from pagein import __version__
 
 CLIENTS = (1, 8)
@@ -35,6 +34,10 @@ PARALLEL = 8
 CONTEXT = 512
 ADDED_BELOW_MS = 2.0
 ROUTER = "llama-server router"
+
+
+Arms = dict[str, dict[str, Arm]]
+"""Of each model, the arms by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +226,9 @@ def latency(kind: Kind, running: Mapping[str, Arm]) -> dict[str, Series]:
         while time.monotonic() < until:
             for name in next(orders):
                 series[name].add(connections[name].ask(targets[name].request))
-    for connection in connections.values():
+    for name, connection in connections.items():
         connection.close()
+        print(name, "opened", connection.opened)
     return series
 
 
@@ -262,8 +266,8 @@ def added_rows(kind: Kind, part: str, series: Mapping[str, Series]) -> list[Row]
     for share in (0.5, 0.99):
         what = f"{kind.name}{where}: added p{share * 100:.0f}"
         below = ADDED_BELOW_MS if share == 0.5 else None
-        for peer in (name for name in blocks if name not in ("direct", "Pagein")):
-            rows.append(row(what, "ms", added("Pagein", share), added(peer, share), peer, below=below))
+        peers = [name for name in blocks if name not in ("direct", "Pagein")]
+        rows += [row(what, "ms", added("Pagein", share), added(peer, share), peer, below=below) for peer in peers]
     return rows
 
 

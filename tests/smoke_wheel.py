@@ -19,10 +19,10 @@ FAKE = Path(__file__).with_name("fake_engine.py")
 PAGEIN = [sys.executable, "-m", "pagein"]
 
 
-def run(*arguments: str) -> str:
-    """Run the command line; it must end with 0."""
+def run(*arguments: str, code: int = 0) -> str:
+    """Run the command line; it must end with this code."""
     done = subprocess.run([*PAGEIN, *arguments], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, f"pagein {arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+    assert done.returncode == code, f"pagein {arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     for engine in ("torch", "onnxruntime", "llama_cpp", "xllamacpp", "numpy"):
         assert importlib.util.find_spec(engine) is None, f"{engine} came with the core install"
     assert pagein.__version__ in run("version")
-    assert "memory" in run("doctor").lower()
+    assert "pip install 'pagein[llamacpp]'" in run("doctor", code=1), "no engine is here, and doctor says so"
 
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "pagein.yaml")

@@ -150,6 +150,7 @@ def _is_healthy(address: Address) -> bool:
     return True
 
 
+# llama-server closes its connection behind every stream without saying so: nginx must be allowed to send a POST again.
 _NGINX = """daemon off;
 worker_processes auto;
 pid {folder}/nginx.pid;
@@ -165,6 +166,7 @@ http {{
   proxy_http_version 1.1;
   proxy_set_header Connection "";
   proxy_buffering off;
+  proxy_next_upstream error timeout non_idempotent;
   proxy_read_timeout 300s;
 {servers}}}
 """

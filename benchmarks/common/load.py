@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import time
 
-from common.wire import TIMEOUT, Answer, BenchmarkError, Target, connect
+from common.wire import TIMEOUT, Answer, BenchmarkError, Dropped, Target, connect
 
 
 class _Client:
@@ -16,7 +16,12 @@ class _Client:
         self.answered = 0
         self._open()
 
+    def _reopen(self) -> None:
+        self.close()
+        self._open()
+
     def _open(self) -> None:
+        self._answered_here = 0
         self._socket = connect(self._target.address)
         self._selector.register(self._socket, selectors.EVENT_READ, self)
         self._ask()
@@ -27,17 +32,19 @@ class _Client:
 
     def read(self) -> bool:
         """Take in what came; True when that made an answer whole, and the next request is on its way."""
-        chunk = self._socket.recv(262144)
-        if not chunk:
-            raise BenchmarkError(f"{self._target.address} closed the connection: {self._answer.body[-200:]!r}")
-        self._answer.feed(chunk)
+        try:
+            self._answer.feed(self._socket.recv(262144))
+        except (Dropped, ConnectionError):
+            if self._answered_here == 0:
+                raise
+            self._reopen()  # the server closed it in the moment it was used again
         if not self._answer.done:
             return False
         self._answer.check()
         self.answered += 1
+        self._answered_here += 1
         if self._answer.closes:
-            self.close()
-            self._open()
+            self._reopen()
         else:
             self._ask()
         return True

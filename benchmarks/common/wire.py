@@ -18,6 +18,10 @@ class BenchmarkError(Exception):
     """A benchmark cannot go on; the message says why."""
 
 
+class Dropped(BenchmarkError):
+    """A connection ended before anything of an answer came."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """One request, ready to be sent, and where to."""
@@ -50,7 +54,11 @@ class Answer:
         self.done = False
 
     def feed(self, chunk: bytes) -> None:
-        """Take bytes in; ``done`` once the answer is whole."""
+        """Take bytes in; ``done`` once the answer is whole. Raises Dropped where the connection ends before."""
+        if not chunk:
+            if self._data:
+                raise BenchmarkError(f"the connection ended within an answer: {bytes(self._data[-300:])!r}")
+            raise Dropped("the connection ended before an answer")
         self._data += chunk
         if self._body_at < 0:
             end = self._data.find(b"\r\n\r\n")
@@ -118,22 +126,33 @@ class Connection:
 
     def __init__(self, address: Address) -> None:
         self.address = address
+        self.opened = 0
         self._socket: socket.socket | None = None
 
     def ask(self, request: bytes) -> Exchange:
         """Send a request and read the whole answer; a connection that must be made anew is made before the clock."""
-        connection = self._open()
+        reused = self._socket is not None
+        try:
+            return self._ask(self._open(), request)
+        except Dropped:
+            self.close()
+            if not reused:
+                raise
+            return self._ask(self._open(), request)  # the server closed it in the moment it was used again
+
+    def _ask(self, connection: socket.socket, request: bytes) -> Exchange:
         answer, first = Answer(), None
         began = time.perf_counter()
-        connection.sendall(request)
-        while not answer.done:
-            chunk = connection.recv(262144)
-            now = time.perf_counter()
-            if not chunk:
-                raise BenchmarkError(f"{self.address} closed the connection: {answer.body[-200:]!r}")
-            answer.feed(chunk)
-            if first is None and answer.body_began:
-                first = now
+        try:
+            connection.sendall(request)
+            while not answer.done:
+                chunk = connection.recv(262144)
+                now = time.perf_counter()
+                answer.feed(chunk)
+                if first is None and answer.body_began:
+                    first = now
+        except ConnectionError as error:
+            raise Dropped(f"{self.address} dropped the connection: {error}") from error
         answer.check()
         if answer.closes:
             self.close()
@@ -143,6 +162,7 @@ class Connection:
         if self._socket is None or _is_closed(self._socket):
             self.close()
             self._socket = connect(self.address)
+            self.opened += 1
         return self._socket
 
     def close(self) -> None:

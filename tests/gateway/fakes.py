@@ -269,10 +269,12 @@ class RawClient:
     async def connect(cls, port: int) -> RawClient:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
-    async def send(self, path: str, body: bytes, content_type: str = "application/json", *, cut: int = 0) -> None:
+    async def send(
+        self, path: str, body: bytes, content_type: str = "application/json", *, cut: int = 0, method: str = "POST"
+    ) -> None:
         """Send a request, less its last ``cut`` bytes."""
         fields = ("Host: localhost", f"Content-Type: {content_type}", f"Content-Length: {len(body)}")
-        head = "\r\n".join((f"POST {path} HTTP/1.1", *fields, "", ""))
+        head = "\r\n".join((f"{method} {path} HTTP/1.1", *fields, "", ""))
         self._writer.write(head.encode() + body[: len(body) - cut])
         await self._writer.drain()
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pagein.errors import LoadFailed
+from pagein.gateway.ports import Decision
 from pagein.protocol import Capability
 from tests.gateway.conftest import Serve
 from tests.gateway.fakes import FakeDesk, eventually
@@ -151,6 +152,28 @@ async def test_events_continue_after_a_break(desk: FakeDesk, serve: Serve) -> No
         desk.decide("note", "m")
         seen.append((await read_event(response))["seq"])
     assert seen == [4, 5, 6]
+
+
+@pytest.mark.parametrize("known_already", [True, False])
+async def test_no_decision_is_lost_or_doubled_at_the_seam(
+    desk: FakeDesk, serve: Serve, monkeypatch: pytest.MonkeyPatch, known_already: bool
+) -> None:
+    """A decision in the moment between the past and the present comes once, whichever of them it falls into."""
+    read = desk.decisions
+    desk.decide("note", "m")
+
+    def decisions(model: str | None = None, limit: int = 100) -> list[Decision]:
+        past = read(model, limit)
+        desk.decide("load", "m")
+        return read(model, limit) if known_already else past
+
+    monkeypatch.setattr(desk, "decisions", decisions)
+    gateway = await serve()
+    async with gateway.get("/api/events", headers={"Last-Event-ID": "0"}) as response:
+        seen = [(await read_event(response))["seq"] for _ in range(2)]
+        desk.decide("ready", "m")
+        seen.append((await read_event(response))["seq"])
+    assert seen == [1, 2, 3]
 
 
 async def test_quiet_events_have_heartbeats(desk: FakeDesk, serve: Serve) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiohttp import web
 
+from pagein.config.schema import Server
+from pagein.gateway.app import make_app, make_runner
 from pagein.gateway.metrics import Metrics
 from pagein.gateway.proxy import Proxy
 from pagein.gateway.upstream import Upstreams
@@ -123,6 +126,33 @@ async def test_leaving_after_the_answer(desk: FakeDesk, worker: FakeWorker, serv
     async with gateway.get("/health") as response:
         assert response.status == 200
     assert await desk.settled() == [200]
+
+
+@pytest.mark.parametrize("stage", ["waiting", "computing", "streaming", "listening"])
+async def test_stopping_the_server_gives_everything_back(desk: FakeDesk, worker: FakeWorker, stage: str) -> None:
+    """A server that stops ends its open requests: no lease stays out, no worker goes on, the stop does not hang."""
+    if stage == "waiting":
+        desk.gate.clear()
+    worker.answer = FakeWorker.stuck if stage == "streaming" else FakeWorker.silent
+    runner = make_runner(make_app(desk, Server(heartbeat=NO_HEARTBEAT), "1"), shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    client = await RawClient.connect(runner.addresses[0][1])
+    path = PATHS[Capability.CHAT]
+    if stage == "listening":
+        await client.send("/api/events", b"", method="GET")
+        await client.until(b": listening")
+    else:
+        await client.send(path, *request_for(path, stream=True))
+        await (next_request(desk) if stage == "waiting" else worker.busy())
+        if stage == "streaming":
+            await client.until(b"one")
+    async with asyncio.timeout(10):
+        await runner.cleanup()
+    await client.rest()
+    await client.leave()
+    assert await desk.settled_or_untouched() == ([499] if stage in ("computing", "streaming") else [])
+    assert desk.waiting == len(desk.streams) == 0
 
 
 async def test_a_grant_in_the_moment_of_leaving_is_given_back(desk: FakeDesk, serve: Serve) -> None:

@@ -95,6 +95,21 @@ async def test_compressed_bodies_reach_the_worker_readable(worker: FakeWorker, s
     assert "Content-Encoding" not in worker.requests[0][2]
 
 
+async def test_compressed_answers_reach_the_client_readable(desk: FakeDesk, worker: FakeWorker, serve: Serve) -> None:
+    """A worker that compresses unasked is unpacked here; the announced length is that of what is sent."""
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.headers["Accept-Encoding"] == "identity"
+        return web.Response(body=gzip.compress(ANSWER * 100), headers={"Content-Encoding": "gzip"})
+
+    worker.answer = answer
+    gateway = await serve()
+    async with gateway.post("/v1/embeddings", json={"model": "m"}, headers={"Accept-Encoding": "gzip"}) as response:
+        assert await response.read() == ANSWER * 100
+        assert "Content-Encoding" not in response.headers
+    assert await desk.settled() == [200]
+
+
 async def test_headers_tell_what_a_request_waited_for(desk: FakeDesk, worker: FakeWorker, serve: Serve) -> None:
     """Queue and load time, and who left for it, stand in the headers of the answer."""
     desk.lease_facts = {"waited_seconds": 1.5, "load_seconds": 1.2, "evicted": ("a", "b")}
