@@ -61,4 +61,4 @@ bench-swap:     ## two models that exclude each other, alternating, beside a rou
 	@$(PY) benchmarks/swap.py
 
 clean:          ## remove everything that was made here
-	rm -rf .venv models .state dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv models .state .cache dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,14 +1,15 @@
 """`make bench-gateway`: what Pagein's door costs, beside llama-server's router and nginx as a plain reverse proxy.
 
 Three kinds of requests: small embeddings and streamed chat on a real engine, and embeddings from a server that answers
-at once, which isolates the door from the engine. Every arm has the same llama-server with the same settings behind it,
-which is checked on the running processes. The arms take turns request by request (latency), and in short blocks
-(rates), so that what else the machine does hits all alike.
+at once, which isolates the door from the engine. Every arm has an engine of its own behind it: the same llama-server
+with the same settings, which is checked on the running processes. The arms take turns request by request (latency),
+and in short blocks (rates), so that what else the machine does hits all alike.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 import tempfile
 import time
@@ -24,7 +25,7 @@ from common.engine import EngineModel, check_same, engine_in, find_llama_server,
 from common.load import rate
 from common.process import end_on_sigterm
 from common.results import Row, row
-from common.stats import median, percentile
+from common.stats import median, percentile, quartiles
 from common.weights import choose_weights
 from common.wire import BenchmarkError, Connection, Exchange, Target, post
 from pagein import __version__
@@ -48,8 +49,8 @@ class Kind:
     model: str
     path: str
     body: Mapping[str, Any]
-    blocks: int
-    block_seconds: float
+    seconds: float
+    """Of the latency part."""
     rate_rounds: int
     rate_seconds: float
 
@@ -63,10 +64,9 @@ EMBEDDING = Kind(
     "embed",
     "/v1/embeddings",
     {"input": "The quick brown fox."},
-    blocks=5,
-    block_seconds=6.0,
-    rate_rounds=3,
-    rate_seconds=1.5,
+    seconds=24.0,
+    rate_rounds=5,
+    rate_seconds=1.0,
 )
 CHAT = Kind(
     "streamed chat",
@@ -74,45 +74,38 @@ CHAT = Kind(
     "/v1/chat/completions",
     {
         "messages": [{"role": "user", "content": "Name a colour."}],
-        "max_tokens": 8,
+        "max_tokens": 4,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
     },
-    blocks=5,
-    block_seconds=8.0,
-    rate_rounds=3,
-    rate_seconds=2.5,
+    seconds=45.0,
+    rate_rounds=4,
+    rate_seconds=1.5,
 )
 AT_ONCE = Kind(
     "embedding from a server that answers at once",
     "instant",
     "/v1/embeddings",
     {"input": "The quick brown fox."},
-    blocks=5,
-    block_seconds=2.0,
-    rate_rounds=3,
-    rate_seconds=1.0,
+    seconds=8.0,
+    rate_rounds=4,
+    rate_seconds=0.5,
 )
 KINDS = (EMBEDDING, CHAT, AT_ONCE)
 
 
 @dataclass(slots=True)
 class Series:
-    """What one arm gave for one kind of request: milliseconds, block by block."""
+    """What one arm gave for one kind of request: milliseconds, round by round."""
 
-    first: list[list[float]] = field(default_factory=list)
-    whole: list[list[float]] = field(default_factory=list)
-
-    def begin_block(self) -> None:
-        """What follows belongs to a new block."""
-        self.first.append([])
-        self.whole.append([])
+    first: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
 
     def add(self, exchange: Exchange) -> None:
         """One request."""
-        self.first[-1].append(exchange.first * 1000)
-        self.whole[-1].append(exchange.whole * 1000)
+        self.first.append(exchange.first * 1000)
+        self.whole.append(exchange.whole * 1000)
 
 
 def main() -> int:
@@ -142,25 +135,32 @@ def running_arms(
     embed = EngineModel("embed", weights, CONTEXT, PARALLEL, {"embedding": True, "pooling": "mean"})
     with ExitStack() as stack:
         start = stack.enter_context
-        alone = {
-            "chat": start(arms.direct(program, chat, folder)),
-            "embed": start(arms.direct(program, embed, folder)),
-            "instant": start(arms.instant(folder)),
-        }
+        running: Arms = {"chat": {}, "embed": {}, "instant": {}}
+        for name, arm in start_bare("direct", program, [chat, embed], folder, stack).items():
+            running[name]["direct"] = arm
         ours = start(arms.pagein(configuration(program, [chat, embed]), folder))
         theirs = start(arms.router(program, [chat, embed], folder, most=2))
-        running = {name: {"direct": arm, "Pagein": ours} for name, arm in alone.items()}
-        for model in ("chat", "embed"):
-            running[model][ROUTER] = theirs
+        for each in running.values():
+            each["Pagein"] = ours
+        for name in ("chat", "embed"):
+            running[name][ROUTER] = theirs
         server = arms.find_nginx()
         if server is None:
             print("nginx is not installed: its rows are left out", file=sys.stderr)
         else:
-            doors = start(arms.nginx(server, {name: arm.address for name, arm in alone.items()}, folder))
-            for name, door in doors.items():
+            behind = start_bare("behind-nginx", program, [chat, embed], folder, stack)
+            for name, door in start(arms.nginx(server, behind, folder)).items():
                 running[name]["nginx"] = door
         warm_up(running)
         yield running, {model.name: compare_engines(model, running[model.name]) for model in (chat, embed)}
+
+
+def start_bare(label: str, program: str, models: list[EngineModel], folder: Path, stack: ExitStack) -> dict[str, Arm]:
+    """Bare servers for one arm. No arm shares an engine: one that is asked twice as often is the faster for it."""
+    home = folder / label
+    home.mkdir()
+    bare = {model.name: stack.enter_context(arms.direct(program, model, home)) for model in models}
+    return {**bare, "instant": stack.enter_context(arms.instant(home))}
 
 
 def configuration(program: str, models: list[EngineModel]) -> dict[str, Any]:
@@ -174,61 +174,57 @@ def configuration(program: str, models: list[EngineModel]) -> dict[str, Any]:
 
 
 def warm_up(running: Mapping[str, Mapping[str, Arm]]) -> None:
-    """Load everything, and answer a few requests."""
+    """Load everything, answer a few requests, and make sure that every engine then takes the prompt from its cache."""
     for kind in KINDS:
-        for arm in running[kind.model].values():
+        for name, arm in running[kind.model].items():
             connection, target = Connection(arm.address), kind.target(arm)
             for _ in range(5):
-                connection.ask(target.request)
+                said = connection.ask(target.request).answer.body
             connection.close()
+            if kind is CHAT and not re.search(rb'"cached_tokens":\s*[1-9]', said):
+                raise BenchmarkError(f"{name} does not reuse the prompt: {said[-500:]!r}")
 
 
 def compare_engines(model: EngineModel, running: Mapping[str, Arm]) -> dict[str, str | None]:
     """Make sure that the engines of all arms are set up alike."""
-    trees = {name: arm.program for name, arm in running.items() if name in ("Pagein", ROUTER)}
-    found = {name: engine_in(tree.descendants(), model.path, model.name) for name, tree in trees.items()}
+    found = {
+        name: engine_in(running[name].program.descendants(), model.path, model.name) for name in ("Pagein", ROUTER)
+    }
     found["direct"] = running["direct"].program.process
+    if (door := running.get("nginx")) is not None and door.behind is not None:
+        found["nginx"] = door.behind.process
     return check_same({name: settings_of(process) for name, process in found.items()})
 
 
 def measure(kind: Kind, running: Mapping[str, Arm], setup: dict[str, Any]) -> list[Row]:
     """Latency, then rates, of one kind of request."""
-    print(f"{kind.name}: latency for {kind.blocks * kind.block_seconds:.0f} s …", flush=True)
+    print(f"{kind.name}: latency for {kind.seconds:.0f} s …", flush=True)
     series = latency(kind, running)
-    print(
-        f"{kind.name}: rates for {len(CLIENTS) * len(running) * kind.rate_rounds * kind.rate_seconds:.0f} s …",
-        flush=True,
-    )
+    seconds = len(CLIENTS) * len(running) * kind.rate_rounds * kind.rate_seconds
+    print(f"{kind.name}: rates for {seconds:.0f} s …", flush=True)
     rates = {clients: throughput(kind, running, clients) for clients in CLIENTS}
     direct = series["direct"]
-    setup["kinds"][kind.name] = {
-        "requests_per_arm": sum(map(len, direct.whole)),
-        "blocks": kind.blocks,
-        "direct_p50_ms": round(pooled(direct.whole, 0.5), 3),
-        "direct_p50_ms_by_block": [round(median(block), 3) for block in direct.whole],
-        "direct_requests_per_second": {str(n): round(by_arm["direct"], 1) for n, by_arm in rates.items()},
-    }
     parts = ["first", "whole"] if kind.body.get("stream") else ["whole"]
+    setup["kinds"][kind.name] = {
+        "requests_per_arm": len(direct.whole),
+        "direct_ms": {part: [round(each, 3) for each in quartiles(getattr(direct, part))] for part in parts},
+    }
     rows = [each for part in parts for each in added_rows(kind, part, series)]
     return rows + [each for clients in CLIENTS for each in rate_rows(kind, clients, rates[clients])]
 
 
 def latency(kind: Kind, running: Mapping[str, Arm]) -> dict[str, Series]:
-    """One request to each arm in turn, the first one of a round another each time."""
+    """Rounds of one request to each arm in turn, in another order each time."""
     series = {name: Series() for name in running}
     connections = {name: Connection(arm.address) for name, arm in running.items()}
     targets = {name: kind.target(arm) for name, arm in running.items()}
     orders = itertools.cycle(turns(list(running)))
-    for _ in range(kind.blocks):
-        for each in series.values():
-            each.begin_block()
-        until = time.monotonic() + kind.block_seconds
-        while time.monotonic() < until:
-            for name in next(orders):
-                series[name].add(connections[name].ask(targets[name].request))
-    for name, connection in connections.items():
+    until = time.monotonic() + kind.seconds
+    while time.monotonic() < until:
+        for name in next(orders):
+            series[name].add(connections[name].ask(targets[name].request))
+    for connection in connections.values():
         connection.close()
-        print(name, "opened", connection.opened)
     return series
 
 
@@ -247,27 +243,24 @@ def turns(names: list[str]) -> list[list[str]]:
     return [order for each in rotated for order in (each, each[::-1])]
 
 
-def pooled(blocks: list[list[float]], share: float) -> float:
-    """A percentile over all blocks."""
-    return percentile(list(itertools.chain.from_iterable(blocks)), share)
-
-
 def added_rows(kind: Kind, part: str, series: Mapping[str, Series]) -> list[Row]:
-    """What each door adds to the direct way: the median of the blocks' differences (p50), of all samples (p99)."""
-    blocks: dict[str, list[list[float]]] = {name: getattr(each, part) for name, each in series.items()}
+    """What each door adds to the direct way."""
+    samples: dict[str, list[float]] = {name: getattr(each, part) for name, each in series.items()}
     where = {"first": ", time to first byte", "whole": ", whole answer" if kind.body.get("stream") else ""}[part]
+    peers = [name for name in samples if name not in ("direct", "Pagein")]
 
-    def added(name: str, share: float) -> float:
-        if share == 0.5:
-            return median([median(a) - median(b) for a, b in zip(blocks[name], blocks["direct"], strict=True)])
-        return pooled(blocks[name], share) - pooled(blocks["direct"], share)
+    def typical(name: str) -> float:
+        return median([a - b for a, b in zip(samples[name], samples["direct"], strict=True)])
+
+    def slowest(name: str) -> float:
+        return percentile(samples[name], 0.99) - percentile(samples["direct"], 0.99)
 
     rows = []
-    for share in (0.5, 0.99):
-        what = f"{kind.name}{where}: added p{share * 100:.0f}"
-        below = ADDED_BELOW_MS if share == 0.5 else None
-        peers = [name for name in blocks if name not in ("direct", "Pagein")]
-        rows += [row(what, "ms", added("Pagein", share), added(peer, share), peer, below=below) for peer in peers]
+    for said, added, below in (("p50", typical, ADDED_BELOW_MS), ("p99", slowest, None)):
+        what = f"{kind.name}{where}: added {said}"
+        for peer in peers:
+            goal = below if peer == peers[0] else None
+            rows.append(row(what, "ms", added("Pagein"), added(peer), peer, below=goal))
     return rows
 
 
@@ -290,9 +283,9 @@ def describe(program: str, weights: str, running: Mapping[str, Any], engines: Ma
         "weights": weights,
         "client": "one process, raw sockets, kept connections; latency: arms take turns request by request; "
         "rates: arms take turns in short blocks, median of the blocks",
-        "added": "p50: median over blocks of (median of the arm - median of direct); p99: over all requests, "
-        "p99 of the arm - p99 of direct",
-        "chat": "8 tokens, prompt cached",
+        "added": "p50: median of the differences to the direct request of the same round; "
+        "p99: p99 of the arm - p99 of direct",
+        "direct_ms": "quartiles of the direct requests",
         "engine_settings": dict(engines),
         "kinds": {},
     }

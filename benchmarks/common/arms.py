@@ -17,14 +17,12 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from common.engine import EngineModel
+from common.engine import EngineModel, pairs
 from common.process import Program
 from common.wire import Address, BenchmarkError, Connection, get
 
 LOOPBACK = "127.0.0.1"
 INSTANT = Path(__file__).with_name("instant.py")
-CLIENTS = 32
-"""More kept connections than any benchmark opens at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +32,8 @@ class Arm:
     name: str
     program: Program
     address: Address
+    behind: Program | None = None
+    """The bare server behind a plain reverse proxy."""
 
     def ask(self, path: str) -> Any:
         """GET some JSON."""
@@ -76,7 +76,7 @@ def router(program: str, models: Sequence[EngineModel], folder: Path, most: int)
     preset = folder / "router.ini"
     preset.write_text("version = 1\n" + "".join(model.preset() for model in models))
     address = free_address()
-    threads = dict(zip(models[0].arguments(), models[0].arguments()[1:], strict=False))["--threads-http"]
+    threads = dict(pairs(models[0].arguments()))["--threads-http"] or "-1"
     command = [program, "--models-preset", str(preset), "--models-max", str(most), "--no-webui"]
     # what the router is told about its own HTTP threads it also tells its children
     command += ["--host", address[0], "--port", str(address[1]), "--threads-http", threads]
@@ -116,15 +116,18 @@ def version_of_nginx() -> str | None:
 
 
 @contextmanager
-def nginx(program: str, behind: Mapping[str, Address], folder: Path) -> Iterator[dict[str, Arm]]:
+def nginx(program: str, behind: Mapping[str, Arm], folder: Path) -> Iterator[dict[str, Arm]]:
     """A plain reverse proxy, one port for each server behind it."""
     doors = {name: free_address() for name in behind}
-    servers = "".join(_NGINX_SERVER.format(name=n, back=_colon(behind[n]), front=_colon(doors[n])) for n in behind)
+    servers = "".join(
+        _NGINX_SERVER.format(name=name, back=_colon(arm.address), front=_colon(doors[name]))
+        for name, arm in behind.items()
+    )
     file = folder / "nginx.conf"
-    file.write_text(_NGINX.format(folder=folder, servers=servers, clients=CLIENTS))
+    file.write_text(_NGINX.format(folder=folder, servers=servers))
     with Program("nginx", [program, "-e", "stderr", "-p", str(folder), "-c", str(file)], folder) as running:
         running.until(lambda: all(_is_healthy(door) for door in doors.values()))
-        yield {name: Arm("nginx", running, door) for name, door in doors.items()}
+        yield {name: Arm("nginx", running, door, behind[name].program) for name, door in doors.items()}
 
 
 def _colon(address: Address) -> str:

@@ -113,7 +113,7 @@ def settings_of(process: psutil.Process) -> dict[str, str | None]:
 
 
 def check_same(arms: Mapping[str, dict[str, str | None]]) -> dict[str, str | None]:
-    """Raise BenchmarkError unless the engines of all arms are set up alike; returns those settings."""
+    """Raise BenchmarkError unless the engines of all arms are set up alike; returns those settings, less the file."""
     (first, reference), *others = arms.items()
     for name, settings in others:
         unlike = {key for key in reference.keys() | settings.keys() if reference.get(key) != settings.get(key)}
@@ -122,7 +122,7 @@ def check_same(arms: Mapping[str, dict[str, str | None]]) -> dict[str, str | Non
                 f"{key}: {first} {reference.get(key)}, {name} {settings.get(key)}" for key in sorted(unlike)
             )
             raise BenchmarkError(f"the engines of {first} and {name} are not set up alike: {told}")
-    return reference
+    return {name: value for name, value in reference.items() if name != "--model"}
 
 
 def engine_in(processes: Sequence[psutil.Process], model: Path, alias: str | None = None) -> psutil.Process:

@@ -28,11 +28,14 @@ class Instant(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._data += data
         while (end := self._data.find(b"\r\n\r\n")) >= 0:
-            size = end + 4 + _length(bytes(self._data[:end]).lower())
+            head = bytes(self._data[:end]).lower()
+            size = end + 4 + _length(head)
             if len(self._data) < size:
                 return
             del self._data[:size]
             self._transport.write(HEAD + BODY)
+            if b"connection: close" in head:
+                self._transport.close()
 
 
 def _length(head: bytes) -> int:

@@ -12,9 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from common import page
 from common.host import describe_host
-
-FOLDER = Path(__file__).parents[1] / "results"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def _short(number: float | None) -> Any:
 
 
 def write(name: str, setup: dict[str, Any], rows: Sequence[Row], host: dict[str, Any]) -> Path:
-    """Write ``results/NAME.json``; returns its path."""
+    """Write ``results/NAME.json`` and the page of all results; returns the path of the first."""
     result = {
         "name": name,
         "date": datetime.now(UTC).date().isoformat(),
@@ -68,9 +67,10 @@ def write(name: str, setup: dict[str, Any], rows: Sequence[Row], host: dict[str,
         "setup": setup,
         "rows": [asdict(each) for each in rows],
     }
-    FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f"{name}.json"
+    page.RESULTS.mkdir(exist_ok=True)
+    path = page.RESULTS / f"{name}.json"
     path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    page.render()
     return path
 
 

@@ -45,7 +45,8 @@ def choose_weights(program: str) -> Weights:
     if (also := _why_not(program, wide)) is not None:
         raise BenchmarkError(f"{program} cannot run here: {also}")
     size = format_bytes(wide.stat().st_size)
-    return Weights(wide, f"{wide.name}, {size}: {PACKED.name} in 16 bits, since with it as it is llama-server {why}")
+    told = f"{wide.name}, {size} ({PACKED.name} widened to 16 bits: with the 4-bit file this llama-server {why} here)"
+    return Weights(wide, told)
 
 
 def _why_not(program: str, path: Path) -> str | None:
@@ -56,7 +57,7 @@ def _why_not(program: str, path: Path) -> str | None:
         except ProgramEnded as ended:
             if ended.returncode != -signal.SIGILL:
                 raise
-            return "ends with SIGILL: this CPU lacks instructions that the program was built for (AVX-VNNI)"
+            return "ends with SIGILL"
     return None
 
 
@@ -92,12 +93,9 @@ def _copy_facts(reader: GGUFReader, writer: GGUFWriter) -> None:
         writer.add_key_value(fact.name, value, kind, fact.types[-1] if kind == GGUFValueType.ARRAY else None)
 
 
-def two_names(weights: Path, folder: Path) -> tuple[Path, Path]:
-    """The same weights under two names: hard links where they can be, else copies."""
+def two_copies(weights: Path, folder: Path) -> tuple[Path, Path]:
+    """The same weights twice, as two models: copies, since links would share their pages in memory."""
     names = folder / f"a-{weights.name}", folder / f"b-{weights.name}"
     for name in names:
-        try:
-            name.hardlink_to(weights)
-        except OSError:
-            shutil.copyfile(weights, name)
+        shutil.copyfile(weights, name)
     return names

@@ -91,6 +91,8 @@ class WorkerSpec:
     """Bytes per pool that the daemon granted."""
     ready_timeout: float = 300.0
     """Seconds until the daemon gives the load up; an engine that waits for a server of its own uses the same bound."""
+    environ: dict[str, str | None] = field(default_factory=dict)
+    """What this worker's environment must change before its engine is imported; None removes a variable."""
     options: dict[str, object] = field(default_factory=dict)
     """Engine options from the configuration, for example ``{"cache_ram": 0}``."""
 

@@ -1,6 +1,7 @@
 """One daemon per state folder."""
 
 import json
+import os
 import stat
 
 import pytest
@@ -32,3 +33,72 @@ def test_the_folder_and_the_address_are_the_owner_s_alone(tmp_path):
         assert json.loads((state / "daemon.json").read_text())["address"] == "http://127.0.0.1:7311"
         assert len(str(run_dir / "abcdef01" / "w.sock")) < 100
     assert not run_dir.exists()
+
+
+def killed(house):
+    """Leave a house as SIGKILL does: the kernel takes the lock back, and nothing else happens."""
+    house._lock.close()
+
+
+def test_what_a_killed_daemon_left_is_cleaned_up_by_the_next(tmp_path, monkeypatch):
+    """Its folder of sockets and its address are gone; nothing else in that place is touched."""
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    (runtime / "pagein-other").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setattr("pagein.daemon.house._LONGEST_BASE", 500)
+    first = House(tmp_path / "state").__enter__()
+    left = first.run_dir
+    assert left.parent == runtime
+    (left / "w1").mkdir()
+    (left / "w1" / "w.sock").touch()
+    first.publish("http://127.0.0.1:7311")
+    killed(first)
+    assert left.exists()
+    with House(tmp_path / "state") as second:
+        assert not left.exists()
+        assert not (tmp_path / "state" / "daemon.json").exists(), "the address of a daemon that is dead"
+        assert second.run_dir != left
+    assert [entry.name for entry in runtime.iterdir()] == ["pagein-other"]
+
+
+@pytest.mark.parametrize("recorded", ["", "/", "{victim}", "{link}", "{missing}", "\udcff"])
+def test_only_a_folder_of_sockets_is_removed(tmp_path, recorded):
+    """A record that is damaged, stale, or names anything else is dropped, and what it names stays."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    link = tmp_path / "pagein-link"
+    link.symlink_to(victim)
+    text = recorded.format(victim=victim, link=link, missing=tmp_path / "pagein-gone")
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "run-dir").write_text(text, errors="surrogateescape")
+    with House(state):
+        assert not (state / "run-dir").exists()
+    assert victim.is_dir()
+    assert link.is_symlink()
+
+
+def test_a_folder_of_somebody_else_is_not_removed(tmp_path, monkeypatch):
+    """After a reboot the name in a shared place may be another user's."""
+    folder = tmp_path / "pagein-abcd"
+    folder.mkdir()
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "run-dir").write_text(str(folder))
+    monkeypatch.setattr("os.getuid", lambda: os.geteuid() + 1)
+    with House(state):
+        pass
+    assert folder.is_dir()
+
+
+def test_a_refused_daemon_touches_nothing_of_the_first(tmp_path):
+    """It has not got the lock: address and sockets of the one that runs stay."""
+    with House(tmp_path) as first:
+        folder = first.run_dir
+        first.publish("http://127.0.0.1:7311")
+        with pytest.raises(AlreadyRunning), House(tmp_path):
+            pass
+        assert folder.is_dir()
+        assert (tmp_path / "daemon.json").exists()
+        assert (tmp_path / "run-dir").read_text().strip() == str(folder)

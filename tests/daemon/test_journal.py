@@ -41,3 +41,49 @@ async def test_a_slow_subscriber_loses_the_oldest_and_nobody_waits_for_it():
     seen = [(await first).reason] + [d.reason async for d in stream]
     assert seen[-1] == str(SUBSCRIBER_BACKLOG + 9)
     assert len(seen) <= SUBSCRIBER_BACKLOG
+
+
+def test_refusals_do_not_push_out_loads_and_evictions():
+    """A client that hammers a full queue leaves the reason of the last load readable, and of its own last refusals."""
+    journal = Journal()
+    journal.on_step(ev.Ticked(), [Load("a", {"ram": 4}, "fits")])
+    for i in range(3 * KEPT):
+        journal.on_step(ev.Ticked(), [Refuse(i, "a", QueueFull("a", 2, 2)), Grant(i, "a", "resident")])
+    kinds = [d.kind for d in journal.last("a", 10_000)]
+    assert (kinds[0], kinds.count("refuse"), kinds.count("grant")) == ("load", KEPT, KEPT)
+
+
+def test_what_happened_stands_before_what_was_decided_because_of_it():
+    """A worker's end, then the load that its memory makes possible."""
+    journal = Journal()
+    journal.on_step(ev.WorkerExited("a", QueueFull("a", 2, 2)), [])
+    journal.on_step(ev.Freed("a"), [Load("b", {"ram": 4}, "fits")])
+    journal.on_step(ev.BecameReady("b", {"ram": 3}, 1.25), [])
+    assert [(d.kind, d.model) for d in journal.last(None, 10)] == [
+        ("failed", "a"),
+        ("freed", "a"),
+        ("load", "b"),
+        ("ready", "b"),
+    ]
+    assert journal.last("b", 1)[0].data == {"used": {"ram": 3}}
+    assert journal.last(None, 0) == []
+
+
+async def test_a_subscription_that_comes_after_the_end_ends_at_once():
+    """A client of the event stream does not hold up the shutdown."""
+    journal = Journal()
+    journal.close()
+    assert [d async for d in journal.subscribe()] == []
+
+
+async def test_a_subscriber_who_leaves_is_forgotten():
+    """No queue is filled for somebody who is gone."""
+    journal = Journal()
+    stream = journal.subscribe()
+    first = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    assert len(journal._subscribers) == 1
+    first.cancel()
+    await asyncio.wait([first])
+    await stream.aclose()
+    assert journal._subscribers == set()

@@ -53,7 +53,7 @@ async def worker(desk: FakeDesk) -> AsyncIterator[FakeWorker]:
     fake = FakeWorker()
     with tempfile.TemporaryDirectory(prefix="pagein-") as folder:  # short: a socket's path is limited to 107 bytes
         path = str(Path(folder) / "worker.sock")
-        runner = web.AppRunner(fake.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0)
+        runner = web.AppRunner(fake.app(), handler_cancellation=True, access_log=None, shutdown_timeout=0.01)
         await runner.setup()
         await web.UnixSite(runner, path).start()
         desk.endpoint = Endpoint(socket=path)
@@ -69,7 +69,7 @@ async def serve(desk: FakeDesk) -> AsyncIterator[Serve]:
 
         async def start(**settings: Any) -> Served:
             server = Server(**{"heartbeat": NO_HEARTBEAT, **settings})
-            runner = make_runner(make_app(desk, server, "1.2"), shutdown_timeout=0)
+            runner = make_runner(make_app(desk, server, "1.2"), grace=0)
             runners.append(runner)
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", 0)

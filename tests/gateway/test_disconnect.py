@@ -134,7 +134,7 @@ async def test_stopping_the_server_gives_everything_back(desk: FakeDesk, worker:
     if stage == "waiting":
         desk.gate.clear()
     worker.answer = FakeWorker.stuck if stage == "streaming" else FakeWorker.silent
-    runner = make_runner(make_app(desk, Server(heartbeat=NO_HEARTBEAT), "1"), shutdown_timeout=0)
+    runner = make_runner(make_app(desk, Server(heartbeat=NO_HEARTBEAT), "1"), grace=0)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     client = await RawClient.connect(runner.addresses[0][1])

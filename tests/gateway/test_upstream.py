@@ -91,7 +91,7 @@ async def test_a_reloaded_worker_is_reached_at_its_new_place(desk: FakeDesk, wor
     async with gateway.post(EMBED, json=ASK) as response:
         assert response.status == 200
     fresh = FakeWorker()
-    runner = web.AppRunner(fresh.app(), access_log=None, shutdown_timeout=0)
+    runner = web.AppRunner(fresh.app(), access_log=None, shutdown_timeout=0.01)
     await runner.setup()
     with tempfile.TemporaryDirectory(prefix="pagein-") as folder:
         await web.UnixSite(runner, str(Path(folder) / "w")).start()
@@ -105,7 +105,7 @@ async def test_a_reloaded_worker_is_reached_at_its_new_place(desk: FakeDesk, wor
 async def test_a_worker_on_a_port_is_reached(desk: FakeDesk, serve: Serve) -> None:
     """Engines without Unix sockets answer on a loopback port."""
     fake = FakeWorker()
-    runner = web.AppRunner(fake.app(), access_log=None, shutdown_timeout=0)
+    runner = web.AppRunner(fake.app(), access_log=None, shutdown_timeout=0.01)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     desk.endpoint = Endpoint(host="127.0.0.1", port=runner.addresses[0][1])

@@ -6,6 +6,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pagein.residency.lifecycle import State
 from pagein.scheduler import events as ev
+from pagein.scheduler.actions import Load, Note, Stop, Wait
+from pagein.scheduler.dry_run import foresee
+from pagein.scheduler.outlook import never_fits
+from pagein.scheduler.state import open_slots
 
 from .world import World, model
 
@@ -32,7 +36,7 @@ class Chaos(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def request(self, name):
-        self.world.request(name)
+        self._as_foreseen(name)
 
     @precondition(lambda self: self.world.granted)
     @rule(data=st.data())
@@ -84,6 +88,19 @@ class Chaos(RuleBasedStateMachine):
     def unload_wanted(self, name):
         self.world.send(ev.UnloadWanted(name))
 
+    @rule(name=st.sampled_from(NAMES))
+    def load_unwanted(self, name):
+        self.world.send(ev.LoadUnwanted(name))
+
+    @rule(name=st.sampled_from(NAMES), need=st.integers(0, 14))
+    def need_learned(self, name, need):
+        self.world.send(ev.NeedLearned(name, {"ram": need}, "measured"))
+
+    @rule(own=st.integers(0, 4))
+    def daemon_takes(self, own):
+        self.honest = self.honest and own <= self.world.state.ledgers["ram"].free
+        self.world.send(ev.Measured({}, {}, daemon=own))
+
     @rule(seconds=st.floats(0.01, 20.0))
     def time_passes(self, seconds):
         self.world.tick(seconds)
@@ -115,11 +132,55 @@ class Chaos(RuleBasedStateMachine):
             assert (w.state.ledgers["ram"].bytes_of(m.name) > 0) <= (m.state in (*LIVE, State.RELEASING))
 
     def teardown(self):
-        """Nothing wedges: when clients and processes behave from here on, every request ends."""
+        """Nothing wedges: when clients and processes behave from here on, every request ends, and each model serves."""
         if not hasattr(self, "world"):
             return
         w = self.world
-        w.send(ev.Measured({}, {"ram": None}))
+        w.send(ev.Measured({}, {"ram": None}, daemon=0))
+        self._all_ends(w)
+        for m in w.state.models.values():
+            w.send(ev.LoadUnwanted(m.name))
+            w.send(ev.PinChanged(m.name, False))
+        for m in w.state.models.values():
+            m.retry_at = None
+            fits = never_fits(w.state, m) is None or m.state is State.RESIDENT
+            request = w.request(m.name)
+            self._all_ends(w)
+            assert w.ended[request] == ("finished" if fits else "model_too_large"), m
+        assert not w.waiting
+        assert not w.granted
+        assert not w.state.model_of
+        assert len(w.state.leases) == 0
+        assert set(w.ended) == set(range(1, w.next_id + 1))
+
+    def _as_foreseen(self, name):
+        """The dry run says what then happens."""
+        w = self.world
+        seen = foresee(w.state, w.state.models[name], w.now)
+        had_room = w.state.unload_running(dict.fromkeys(w.state.ledgers, 0)) is None
+        slots = open_slots(w.state, w.state.models[name]) - len(w.state.models[name].waiting)
+        overdrawn = w.state.ledgers["ram"].overdraft > w.state.coming("ram")
+        before = len(w.log)
+        request = w.request(name)
+        if overdrawn:
+            return  # what takes too much may be ended in any step
+        new = [a for a in w.log[before:] if a.model == name or getattr(a, "evicted_for", None) == name]
+        kinds = {type(a) for a in new} - {Note}
+        match seen.outcome:
+            case "refuse":
+                assert request in w.ended, seen
+            case "load":
+                assert Load in kinds, (seen, new)
+            case "evict":
+                stopped = [a.model for a in new if isinstance(a, Stop)]
+                assert stopped == [v.name for v in seen.victims][:1] or not had_room, (seen, new)
+            case "resident":
+                assert (request in w.granted) == (slots > 0 and name not in w.state.yielding), (seen, new)
+            case "wait" | "loading":
+                assert kinds == {Wait}, (seen, new)
+
+    @staticmethod
+    def _all_ends(w):
         for _ in range(400):
             w.run_effects()
             for request in list(w.granted):
@@ -127,11 +188,6 @@ class Chaos(RuleBasedStateMachine):
             w.tick(0.5)
             if not w.waiting and not w.granted:
                 break
-        assert not w.waiting
-        assert not w.granted
-        assert not w.state.model_of
-        assert len(w.state.leases) == 0
-        assert set(w.ended) == set(range(1, w.next_id + 1))
 
 
 Chaos.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

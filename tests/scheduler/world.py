@@ -31,7 +31,12 @@ class World:
         self.log: list[Action] = []
         self.loads: list[str] = []
         self.stops: list[str] = []
-        self.served_loads: dict[str, int] = {}
+        self.unserved: set[str] = set()
+        """Models that became ready and have not yet served one of the requests that waited for them."""
+
+    def last(self, kind):
+        """The last action of a kind."""
+        return [a for a in self.log if isinstance(a, kind)][-1]
 
     def send(self, event) -> list[Action]:
         actions = self.scheduler.step(event, self.now)
@@ -46,6 +51,7 @@ class World:
             case Grant():
                 assert action.request_id in self.waiting, f"{action} for a request that does not wait"
                 self.granted[action.request_id] = self.waiting.pop(action.request_id)
+                self.unserved.discard(action.model)
                 assert self.state.models[action.model].state is State.RESIDENT
             case Refuse():
                 assert action.request_id in self.waiting, f"{action} for a request that does not wait"
@@ -63,8 +69,10 @@ class World:
                 if isinstance(action, Stop):
                     assert not in_use, f"{action} while {in_use} use it"
                     assert not self.state.models[action.model].pinned or action.evicted_for is None
+                    assert action.model not in self.unserved or action.evicted_for is None, "evicted before first use"
                 if action.model in self.loading:
                     self.loading.remove(action.model)
+                self.unserved.discard(action.model)
                 self.leaving.append(action.model)
                 self.stops.append(action.model)
             case Wait():
@@ -88,15 +96,18 @@ class World:
         self.send(ev.Requested(self.next_id, name))
         return self.next_id
 
-    def finish(self, request: int) -> None:
-        self.granted.pop(request, None)
-        self.waiting.pop(request, None)
+    def finish(self, request: int, answered: bool = True) -> None:
+        name = self.granted.pop(request, None) or self.waiting.pop(request, None)
+        if name is not None and name not in self.waiting.values():
+            self.unserved.discard(name)
         self.ended.setdefault(request, "finished")
-        self.send(ev.Finished(request))
+        self.send(ev.Finished(request, answered))
 
     def ready(self, name: str, used: int | None = None, seconds: float = 1.0) -> None:
         self.loading.remove(name)
-        used = self.state.models[name].need["ram"] if used is None else used
+        used = self.state.models[name].allowance["ram"] if used is None else used
+        if self.state.models[name].waiting:
+            self.unserved.add(name)
         self.send(ev.BecameReady(name, {"ram": used}, seconds))
 
     def breaks(self, name: str) -> None:
@@ -106,16 +117,17 @@ class World:
 
     def dies(self, name: str) -> None:
         for request in [r for r, m in self.granted.items() if m == name]:
-            self.finish(request)
+            self.finish(request, answered=False)
         if name in self.leaving:  # its last request made it leave meanwhile
             self.gone(name)
             return
         self.freeing.append(name)
+        self.unserved.discard(name)
         self.send(ev.WorkerExited(name, LoadFailed(f"{name} died")))
 
     def gone(self, name: str) -> None:
         for request in [r for r, m in self.granted.items() if m == name]:
-            self.finish(request)
+            self.finish(request, answered=False)
         self.leaving.remove(name)
         self.freeing.append(name)
         self.send(ev.Stopped(name))

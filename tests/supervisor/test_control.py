@@ -14,7 +14,8 @@ from pagein.supervisor.control import ControlPipe
 @pytest.fixture
 async def pipe():
     """A control pipe for the token ``right``, and the worker's end of it."""
-    control, end = await ControlPipe.open("right")
+    control, end = await ControlPipe.open()
+    control.expect("right")
     yield control, end
     control.close()
 
@@ -41,3 +42,13 @@ async def test_anything_else_is_refused(pipe, line):
     control.close()
     await asyncio.wait({writing})
     os.close(end)
+
+
+async def test_nothing_is_accepted_before_a_token_is_expected():
+    """A worker that waits for its spec has nothing to say."""
+    control, end = await ControlPipe.open()
+    os.write(end, encode(Hello("right", 1)))
+    os.close(end)
+    with pytest.raises(ValueError, match="without the token"):
+        await control.receive()
+    control.close()

@@ -58,4 +58,4 @@ def test_kill_9_of_the_daemon_leaves_nothing(fake_spec, short_folder, moment, sw
     daemon.communicate()
     deadline = time.monotonic() + 30
     while living(tree):
-        assert time.monotonic() < deadline, f"still there: {living(tree)}"
+        assert time.monotonic() < deadline, f"still there: {[p for p in tree if p.pid in living(tree)]}"

@@ -11,7 +11,8 @@ from pagein.supervisor.log_pipe import LogPipe
 
 async def test_everything_that_was_written_arrives(model_log):
     """Draining reads to the end, also what is written in the last moment."""
-    pipe, end = await LogPipe.open(model_log)
+    pipe, end = await LogPipe.open()
+    pipe.attach(model_log)
     os.write(end, b"first\n")
     os.write(end, b"last words")
     os.close(end)
@@ -22,7 +23,8 @@ async def test_everything_that_was_written_arrives(model_log):
 
 async def test_a_flood_neither_blocks_nor_fills_the_disk(model_log):
     """Ten times the log's size goes through, the loop serves others meanwhile, and the files stay bounded."""
-    pipe, end = await LogPipe.open(model_log)
+    pipe, end = await LogPipe.open()
+    pipe.attach(model_log)
     line = b"x" * 1023 + b"\n"
 
     def flood() -> None:
@@ -44,8 +46,23 @@ async def test_a_flood_neither_blocks_nor_fills_the_disk(model_log):
 
 async def test_a_helper_that_keeps_the_pipe_open_does_not_hold_up_the_end(model_log):
     """Draining has a bound."""
-    pipe, end = await LogPipe.open(model_log)
+    pipe, end = await LogPipe.open()
+    pipe.attach(model_log)
     os.write(end, b"something\n")
     await pipe.drain(timeout=0.05)
     assert model_log.tail() == ["something"]
     os.close(end)
+
+
+async def test_what_was_printed_before_there_was_a_log_comes_first(model_log):
+    """A worker that waits for its model may print; the model's log gets it once it belongs to that model."""
+    pipe, end = await LogPipe.open()
+    os.write(end, b"early\n")
+    while not pipe._early:
+        await asyncio.sleep(0)
+    pipe.attach(model_log)
+    os.write(end, b"late\n")
+    os.close(end)
+    await pipe.drain(timeout=30)
+    model_log.close()
+    assert model_log.path.read_bytes() == b"early\nlate\n"

@@ -96,8 +96,9 @@ def _first_line(kind: type[PageinError]) -> str:
 
 def _kinds(root: type[PageinError]) -> Iterator[type[PageinError]]:
     for kind in root.__subclasses__():
-        yield kind
-        yield from _kinds(kind)
+        if kind.__module__ == PageinError.__module__:  # not what happens to be imported beside
+            yield kind
+            yield from _kinds(kind)
 
 
 def main(given: list[str] | None = None) -> int:

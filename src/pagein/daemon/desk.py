@@ -20,6 +20,7 @@ from pagein.errors import (
     LoadFailed,
     ModelNotFound,
     PageinError,
+    ShuttingDown,
     WaitTooLong,
     WorkerDied,
 )
@@ -40,9 +41,15 @@ class _Ticket:
 
     model: str
     since: float
+    loads: int
+    """Loads of the model until then."""
     answer: asyncio.Future[None]
     on_wait: Callable[[str, int], None] | None
     evicted: list[str] = field(default_factory=list)
+
+
+_Watchers = dict[str, list[asyncio.Future[None]]]
+"""By model, the operators who wait for a load or an unload; no entry is empty."""
 
 
 class DaemonDesk:
@@ -61,8 +68,8 @@ class DaemonDesk:
         self._inbox, self._fleet, self._journal, self._view = inbox, fleet, journal, view
         self._ids = itertools.count(1)
         self._tickets: dict[int, _Ticket] = {}
-        self._loads: dict[str, list[asyncio.Future[None]]] = {}
-        self._unloads: dict[str, list[asyncio.Future[None]]] = {}
+        self._loads: _Watchers = {}
+        self._unloads: _Watchers = {}
         self.drained = asyncio.Event()
         """Set while nobody holds a lease."""
 
@@ -97,11 +104,21 @@ class DaemonDesk:
                 _resolve_all(self._loads, event.model, event.error)
             case ev.Freed():
                 _resolve_all(self._unloads, event.model)
-        for name in [name for name, waiting in self._loads.items() if waiting]:
+            case ev.ShutdownWanted():
+                for table in (self._loads, self._unloads):
+                    for name in list(table):
+                        _resolve_all(table, name, ShuttingDown("the daemon is stopping"))
+        for name in list(self._loads):
             model = self._model(name)
-            if model.wanted_since is None and model.state in (State.ABSENT, State.FAILED) and not model.waiting:
+            if model.state is State.RESIDENT and not model.unload_wanted:
+                _resolve_all(self._loads, name)
+            elif model.wanted_since is None and model.state in (State.ABSENT, State.FAILED) and not model.waiting:
                 error = model.error or LoadFailed(f"model {name!r} was not loaded: {model.last_reason}")
                 _resolve_all(self._loads, name, error)
+        for name in list(self._unloads):
+            model = self._model(name)
+            if model.state is State.RESIDENT and not model.unload_wanted:
+                _resolve_all(self._unloads, name, InUse(f"model {name!r} stays: {model.last_reason}", model=name))
 
     # ── requests ────────────────────────────────────────────────────────────────────────────────
 
@@ -114,13 +131,13 @@ class DaemonDesk:
             raise CapabilityMissing(model, capability.value, [c.value for c in offered])
         request_id, since = next(self._ids), time.monotonic()
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        ticket = _Ticket(model, since, answer, on_wait)
+        ticket = _Ticket(model, since, self._model(model).loads, answer, on_wait)
         self._tickets[request_id] = ticket
         try:
             self._inbox.post(ev.Requested(request_id, model))
             await answer
         except asyncio.CancelledError:
-            self._inbox.post(ev.Finished(request_id))
+            self._inbox.post(ev.Finished(request_id, answered=False))
             raise
         finally:
             del self._tickets[request_id]
@@ -130,9 +147,8 @@ class DaemonDesk:
         settings, model = self._settings.models[ticket.model], self._model(ticket.model)
         ready = self._fleet.ready(ticket.model)
         if ready is None:  # it died between the grant and now
-            self._inbox.post(ev.Finished(request_id))
+            self._inbox.post(ev.Finished(request_id, answered=False))
             raise WorkerDied(f"the worker of {ticket.model!r} ended before it could serve: {model.last_reason}")
-        loaded = model.life.since >= ticket.since
         return Lease(
             request_id=request_id,
             model=ticket.model,
@@ -140,13 +156,13 @@ class DaemonDesk:
             context=ready.context,
             timeout=settings.timeout_for(capability),
             waited_seconds=time.monotonic() - ticket.since,
-            load_seconds=model.load_seconds if loaded else None,
+            load_seconds=model.load_seconds if model.loads > ticket.loads else None,
             evicted=tuple(ticket.evicted),
         )
 
     def release(self, lease: Lease, status: int, seconds: float) -> None:
         """Give a lease back and write the model's log line."""
-        self._inbox.post(ev.Finished(lease.request_id))
+        self._inbox.post(ev.Finished(lease.request_id, answered=status < 400))
         self._fleet.log_use(lease.model, lease.request_id, status, seconds)
 
     async def why_gone(self, lease: Lease) -> PageinError:
@@ -162,15 +178,11 @@ class DaemonDesk:
         state = self._model(model)
         if state.problem is not None:
             raise LoadFailed(f"model {model!r} cannot be served: {state.problem}")
-        if state.state is State.RESIDENT:
-            return
-        done = self._watch(self._loads, model)
-        self._inbox.post(ev.LoadWanted(model))
         try:
-            await self._bounded(done, model)
+            await self._bounded(self._loads, model, ev.LoadWanted(model))
         except (WaitTooLong, asyncio.CancelledError):
-            if self._model(model).state is not State.RESIDENT:
-                self._inbox.post(ev.UnloadWanted(model))
+            if model not in self._loads:
+                self._inbox.post(ev.LoadUnwanted(model))
             raise
 
     async def unload(self, model: str) -> None:
@@ -181,26 +193,31 @@ class DaemonDesk:
         if state.state in (State.ABSENT, State.FAILED):
             self._inbox.post(ev.UnloadWanted(model))
             return
-        done = self._watch(self._unloads, model)
-        self._inbox.post(ev.UnloadWanted(model))
-        await self._bounded(done, model)
+        await self._bounded(self._unloads, model, ev.UnloadWanted(model))
 
     def set_pin(self, model: str, pinned: bool) -> None:
         """Pin or unpin."""
         self._model(model)
         self._inbox.post(ev.PinChanged(model, pinned))
 
-    def _watch(self, table: dict[str, list[asyncio.Future[None]]], model: str) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        table.setdefault(model, []).append(future)
-        return future
-
-    async def _bounded(self, done: asyncio.Future[None], model: str) -> None:
+    async def _bounded(self, table: _Watchers, model: str, wish: ev.Event) -> None:
+        """Post a wish and wait until it came true; the watcher never outlives the wait."""
+        if self._inbox.scheduler.state.stopping:
+            raise ShuttingDown("the daemon is stopping")
         bound = self._settings.scheduler.max_wait
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        table.setdefault(model, []).append(done)
+        self._inbox.post(wish)
         try:
             await asyncio.wait_for(done, bound)
         except TimeoutError:
             raise WaitTooLong(model, bound, self._model(model).last_reason) from None
+        finally:
+            watchers = table.get(model, [])
+            if done in watchers:
+                watchers.remove(done)
+                if not watchers:
+                    del table[model]
 
     # ── questions ───────────────────────────────────────────────────────────────────────────────
 
@@ -254,6 +271,6 @@ def _resolve(future: asyncio.Future[None], error: PageinError | None = None) -> 
         future.set_exception(error)
 
 
-def _resolve_all(table: dict[str, list[asyncio.Future[None]]], model: str, error: PageinError | None = None) -> None:
+def _resolve_all(table: _Watchers, model: str, error: PageinError | None = None) -> None:
     for future in table.pop(model, []):
         _resolve(future, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -14,13 +15,14 @@ from pagein.catalog.model import ModelEntry
 from pagein.config.schema import Model, Settings
 from pagein.daemon.inbox import Inbox
 from pagein.daemon.meter import Meter
-from pagein.errors import LoadFailed, PageinError
+from pagein.errors import LoadFailed, PageinError, WorkerDied
 from pagein.protocol import Endpoint, Ready, WorkerSpec
 from pagein.scheduler import events as ev
 from pagein.scheduler.actions import Action, Kill, Load, Stop
 from pagein.supervisor.child import Child
 from pagein.supervisor.environment import worker_environment
 from pagein.supervisor.log import ModelLog
+from pagein.supervisor.spare import Spare
 
 _log = logging.getLogger("pagein.fleet")
 
@@ -35,9 +37,10 @@ class _Worker:
 
     start: asyncio.Task[None] | None = None
     child: Child | None = None
-    exit_watch: asyncio.Task[None] | None = None
-    asked: bool = False
-    """It was told to leave."""
+    announced: bool = False
+    """The scheduler knows that it is ready."""
+    told: str | None = None
+    """Why it was told to leave; None while it was not."""
     over: bool = False
     """Its process is gone and was reported."""
 
@@ -46,11 +49,19 @@ class Fleet:
     """The workers; a listener of the inbox. At most one process per model at any time."""
 
     def __init__(
-        self, settings: Settings, entries: dict[str, ModelEntry], inbox: Inbox, meter: Meter, run_dir: Path
+        self,
+        settings: Settings,
+        entries: dict[str, ModelEntry],
+        inbox: Inbox,
+        meter: Meter,
+        run_dir: Path,
+        spare: Spare,
     ) -> None:
         self._settings, self._entries, self._inbox, self._meter = settings, entries, inbox, meter
-        self._run_dir = run_dir
+        self._run_dir, self._spare = run_dir, spare
         self._workers: dict[str, _Worker] = {}
+        self._gone: dict[str, _Worker] = {}
+        """The last worker of each model that ended, to explain connections that broke with it."""
         self._last_ready: dict[str, Ready] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         sup = settings.supervisor
@@ -67,70 +78,104 @@ class Fleet:
                     worker = self._workers[action.model] = _Worker()
                     worker.start = self._spawn(self._start(action, worker))
                 case Stop() | Kill():
-                    self._spawn(self._end(action))
+                    self._tell(action)
 
-    async def _start(self, action: Load, worker: _Worker) -> None:
-        name, began = action.model, time.monotonic()
-        spec, log = self._spec(self._entries[name], action.allowance), self._logs[name]
-        try:
-            child = await Child.start(
-                spec,
-                environ=worker_environment(spec, self._settings.models[name].env),
-                log=log,
-                on_spawn=lambda pid: self._meter.watch(name, pid),
-            )
-        except PageinError as error:
-            await self._broke(name, worker, error)
-            return
-        except Exception as error:  # the daemon outlives every fault of a start
-            _log.exception("starting %s failed", name)
-            await self._broke(name, worker, LoadFailed(f"starting {name!r} failed: {error}"))
-            return
-        seconds = time.monotonic() - began
-        worker.child = child
-        self._last_ready[name] = child.ready
-        used = await self._meter.measure_load(name)
-        if worker.asked:
-            return
-        log.event("load", seconds, after=used, pid=child.pid, why=action.reason)
-        worker.exit_watch = self._spawn(self._watch_exit(name, worker, child))
-        self._inbox.post(ev.BecameReady(name, used, seconds))
-
-    async def _broke(self, name: str, worker: _Worker, error: PageinError) -> None:
-        if not worker.asked:
-            await self._over(name, worker, ev.LoadBroke(name, error), error.message)
-
-    async def _watch_exit(self, name: str, worker: _Worker, child: Child) -> None:
-        error = await child.exited()
-        if error is not None and not worker.asked:
-            await self._over(name, worker, ev.WorkerExited(name, error), error.message)
-
-    async def _end(self, action: Stop | Kill) -> None:
+    def _tell(self, action: Stop | Kill) -> None:
         worker = self._workers.get(action.model)
         if worker is None or worker.over:
             return  # it ended by itself a moment ago, and was reported
-        worker.asked = True
-        await self._end_process(worker, 0.0 if isinstance(action, Kill) else self._settings.supervisor.grace)
-        await self._over(action.model, worker, ev.Stopped(action.model), action.reason)
+        worker.told = action.reason
+        grace = 0.0 if isinstance(action, Kill) else self._settings.supervisor.grace
+        self._spawn(self._end(action.model, worker, grace))
 
-    async def _end_process(self, worker: _Worker, grace: float) -> None:
-        if worker.child is None and worker.start is not None:
-            worker.start.cancel()  # ends the tree of a worker that is not ready yet
-            await asyncio.wait([worker.start])
-        if worker.child is not None:
-            await (worker.child.stop(grace) if grace > 0 else worker.child.kill())
+    async def _start(self, action: Load, worker: _Worker) -> None:
+        if worker.told is not None:
+            return  # in the same moment
+        name, began = action.model, time.monotonic()
+        spec, log = self._spec(self._entries[name], action.allowance), self._logs[name]
+        environ = worker_environment(spec, self._settings.models[name].env)
+        try:
+            child = await Child.start(
+                spec,
+                environ=environ,
+                log=log,
+                on_spawn=lambda pid: self._meter.watch(name, pid),
+                spare=self._spare.take(environ),
+            )
+        except PageinError as error:
+            await self._broke(name, worker, error, began)
+            return
+        except Exception as error:  # the daemon outlives every fault of a start
+            _log.exception("starting %s failed", name)
+            await self._broke(name, worker, LoadFailed(f"starting {name!r} failed: {error}"), began)
+            return
+        finally:
+            self._spare.refill()  # not before: it would take time from the load
+        await self._announce(action, worker, child, time.monotonic() - began)
 
-    async def _over(self, name: str, worker: _Worker, event: ev.Event, reason: str) -> None:
+    async def _announce(self, action: Load, worker: _Worker, child: Child, seconds: float) -> None:
+        """It is ready: watch it, measure what it took, then say so, unless it left meanwhile."""
+        name = action.model
+        worker.child = child
+        self._last_ready[name] = child.ready
+        self._spawn(self._watch_exit(name, worker, child))
+        used = await self._meter.measure_load(name)
+        if worker.told is not None or worker.over:
+            return
+        worker.announced = True
+        self._logs[name].event("load", seconds, dict.fromkeys(used, 0), used, pid=child.pid, why=action.reason)
+        self._inbox.post(ev.BecameReady(name, used, seconds))
+
+    async def _broke(self, name: str, worker: _Worker, error: PageinError, began: float) -> None:
+        if worker.told is None:
+            self._logs[name].event("load", time.monotonic() - began, failed=error.message.partition("\n")[0])
+            await self._over(name, worker, ev.LoadBroke(name, error), error.message, time.monotonic())
+
+    async def _watch_exit(self, name: str, worker: _Worker, child: Child) -> None:
+        try:
+            error = await child.exited()
+        except Exception as fault:  # a model whose end is not seen could never be loaded again
+            _log.exception("watching %s failed", name)
+            error = WorkerDied(f"model {name!r} was lost sight of: {fault}", model=name)
+        if error is None or worker.told is not None:
+            return
+        began = time.monotonic()
+        if worker.announced:
+            await self._over(name, worker, ev.WorkerExited(name, error), error.message, began)
+        else:  # it died while it was measured: to those who wait that is a failed load
+            failed = LoadFailed(error.message, hint=error.hint, **error.details)
+            await self._broke(name, worker, failed, began)
+
+    async def _end(self, name: str, worker: _Worker, grace: float) -> None:
+        began = time.monotonic()
+        await self._end_process(name, worker, grace)
+        await self._over(name, worker, ev.Stopped(name), worker.told or "", began)
+
+    async def _end_process(self, name: str, worker: _Worker, grace: float) -> None:
+        """End the tree of a worker that was told to leave; may be called again with less grace meanwhile."""
+        try:
+            if worker.child is None and worker.start is not None:
+                if not worker.start.cancelling():  # a second cancellation would not wait for the end of the tree
+                    worker.start.cancel()
+                await asyncio.wait([worker.start])
+            if worker.child is not None:
+                await (worker.child.stop(grace) if grace > 0 else worker.child.kill())
+        except Exception:  # `_end_survivors` looks at what is left
+            _log.exception("ending %s failed", name)
+
+    async def _over(self, name: str, worker: _Worker, event: ev.Event, reason: str, began: float) -> None:
         """The process is gone: say so, then measure that its memory is back, then say that."""
         if worker.over:
             return
         worker.over = True
-        before, began = dict(self._meter.last(name)), time.monotonic()
+        before = dict(self._meter.last(name))
         self._meter.forget(name)
+        if worker.child is not None:
+            self._gone[name] = worker
         self._inbox.post(event)
         await self._end_survivors(name, worker)
         await self._meter.measure_machine()
-        self._logs[name].event("unload", time.monotonic() - began, before, why=reason)
+        self._log_unload(name, began, before, reason)
         if self._workers.get(name) is worker:
             del self._workers[name]
         self._inbox.post(ev.Freed(name))
@@ -138,11 +183,17 @@ class Fleet:
     async def _end_survivors(self, name: str, worker: _Worker) -> None:
         """Bytes stay `releasing` while anything of the tree lives."""
         pause = SURVIVOR_PAUSE
-        while worker.child is not None and (left := await worker.child.pids()):
-            _log.warning("%s left processes %s behind; ending them", name, left)
-            await worker.child.kill()
-            await asyncio.sleep(pause)
-            pause = min(SURVIVOR_PAUSE_MAX, pause * 2)
+        try:
+            while worker.child is not None and (left := await worker.child.pids()):
+                _log.warning("%s left processes %s behind; ending them", name, left)
+                await worker.child.kill()
+                await asyncio.sleep(pause)
+                pause = min(SURVIVOR_PAUSE_MAX, pause * 2)
+        except Exception:  # bytes that are never called free would hold up every load after this one
+            _log.exception("looking for what %s left behind failed", name)
+
+    def _log_unload(self, name: str, began: float, before: dict[str, int], why: str) -> None:
+        self._logs[name].event("unload", time.monotonic() - began, before, dict.fromkeys(before, 0), why=why)
 
     def _spec(self, entry: ModelEntry, allowance: dict[str, int]) -> WorkerSpec:
         model = self._settings.models[entry.name]
@@ -168,8 +219,8 @@ class Fleet:
 
     def ready(self, name: str) -> Ready | None:
         """What the live worker of a model said when it was ready, None when there is none."""
-        worker = self._workers.get(name)
-        return worker.child.ready if worker is not None and worker.child is not None else None
+        child = self._live(name)
+        return child.ready if child is not None else None
 
     def last_ready(self, name: str) -> Ready | None:
         """What the newest worker of a model said, also after it went."""
@@ -177,8 +228,12 @@ class Fleet:
 
     def pid(self, name: str) -> int | None:
         """The live worker's process, None when there is none."""
+        child = self._live(name)
+        return child.pid if child is not None else None
+
+    def _live(self, name: str) -> Child | None:
         worker = self._workers.get(name)
-        return worker.child.pid if worker is not None and worker.child is not None else None
+        return worker.child if worker is not None and not worker.over else None
 
     def log_path(self, name: str) -> Path:
         """Where the model's log is."""
@@ -191,19 +246,24 @@ class Fleet:
 
     async def why_ended(self, name: str, endpoint: Endpoint, patience: float) -> PageinError | None:
         """Why the worker behind an endpoint ended; waits a little for the news; None when it lives on."""
-        worker = self._workers.get(name)
-        if worker is None or worker.child is None or worker.child.ready.endpoint != endpoint:
-            return None
-        try:
-            return await asyncio.wait_for(asyncio.shield(worker.child.exited()), patience)
-        except TimeoutError:
-            return None
+        for worker in (self._workers.get(name), self._gone.get(name)):
+            if worker is not None and worker.child is not None and worker.child.ready.endpoint == endpoint:
+                return await self._why_it_ended(worker, worker.child, patience)
+        return None
+
+    async def _why_it_ended(self, worker: _Worker, child: Child, patience: float) -> PageinError | None:
+        with contextlib.suppress(TimeoutError):
+            error = await asyncio.wait_for(child.exited(), patience)
+            if error is not None:
+                return error
+        return WorkerDied(worker.told) if worker.told is not None else None
 
     # ── end ─────────────────────────────────────────────────────────────────────────────────────
 
     async def stop_all(self, grace: float) -> None:
         """End every worker at once (shutdown); returns when all are gone."""
         await asyncio.gather(*(self._shut(name, worker, grace) for name, worker in list(self._workers.items())))
+        await self._spare.close()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -211,18 +271,28 @@ class Fleet:
         for log in self._logs.values():
             log.close()
 
+    async def kill_all(self) -> None:
+        """Do not wait for the grace of those that `stop_all` is ending."""
+        await asyncio.gather(*(self._end_process(name, worker, 0.0) for name, worker in list(self._workers.items())))
+
     async def _shut(self, name: str, worker: _Worker, grace: float) -> None:
         began, before = time.monotonic(), dict(self._meter.last(name))
-        worker.asked = True
-        await self._end_process(worker, grace)
+        worker.told = worker.told or "the daemon stops"
+        await self._end_process(name, worker, grace)
         if not worker.over:
-            self._logs[name].event("unload", time.monotonic() - began, before, why="the daemon stops")
+            worker.over = True
+            self._log_unload(name, began, before, worker.told)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
         return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _log.error("a task of the fleet failed", exc_info=fault)
 
 
 def _options(entry: ModelEntry, model: Model) -> dict[str, object]:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
+from secrets import token_hex
 from typing import IO
 
 from pagein.errors import AlreadyRunning
+
+_RECORD = "run-dir"
+"""The file in the state folder that names the folder of sockets."""
+_PREFIX = "pagein-"
+_LONGEST_BASE = 50
+"""Characters of the place for that folder: the path of a worker's socket in it has to stay short enough."""
 
 
 class House:
@@ -36,12 +44,13 @@ class House:
                 hint="stop it, or give this one its own state_dir and port",
             ) from None
         self._lock = lock
+        (self.state_dir / "daemon.json").unlink(missing_ok=True)  # of a daemon that was killed
+        self._remove_run_dir()
         return self
 
     def __exit__(self, *_: object) -> None:
         (self.state_dir / "daemon.json").unlink(missing_ok=True)
-        if self._run_dir is not None:
-            shutil.rmtree(self._run_dir, ignore_errors=True)
+        self._remove_run_dir()
         if self._lock is not None:
             self._lock.close()
 
@@ -50,9 +59,21 @@ class House:
         """A short-named folder for sockets, readable by the owner only (a socket's path has at most 107 bytes)."""
         if self._run_dir is None:
             base = os.environ.get("XDG_RUNTIME_DIR")
-            usable = base is not None and len(base) < 60 and os.access(base, os.W_OK)
-            self._run_dir = Path(tempfile.mkdtemp(prefix="pagein-", dir=base if usable else None))
+            usable = base is not None and len(base) < _LONGEST_BASE and os.access(base, os.W_OK)
+            folder = Path(base if base is not None and usable else tempfile.gettempdir()) / f"{_PREFIX}{token_hex(4)}"
+            (self.state_dir / _RECORD).write_text(f"{folder}\n")  # before it exists, so that no kill leaves it behind
+            folder.mkdir(mode=0o700)
+            self._run_dir = folder
         return self._run_dir
+
+    def _remove_run_dir(self) -> None:
+        """Remove the folder of this daemon, or of one that was killed before it could."""
+        record = self.state_dir / _RECORD
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            folder = Path(record.read_text().strip())
+            if folder.name.startswith(_PREFIX) and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
+        record.unlink(missing_ok=True)
 
     def publish(self, address: str) -> None:
         """Write where the daemon answers, for the command line."""
@@ -66,5 +87,5 @@ class House:
         try:
             told = json.loads((self.state_dir / "daemon.json").read_text())
             return f"process {told['pid']} at {told['address']}"
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return "it has not told its address yet"

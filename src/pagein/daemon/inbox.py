@@ -5,7 +5,7 @@ Used on the event loop's thread only, so order is the order of `post` and there 
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import time
 from collections import deque
 from typing import Protocol
@@ -13,6 +13,8 @@ from typing import Protocol
 from pagein.scheduler import Scheduler
 from pagein.scheduler.actions import Action
 from pagein.scheduler.events import Event
+
+_log = logging.getLogger("pagein.inbox")
 
 
 class Listener(Protocol):
@@ -46,11 +48,19 @@ class Inbox:
         self._draining = True
         try:
             while self._events:
-                event = self._events.popleft()
-                actions = self.scheduler.step(event, time.monotonic())
-                for listener in self._listeners:
-                    listener.on_step(event, actions)
+                self._take(self._events.popleft())
         finally:
             self._draining = False
-            if self._events:  # a listener raised: what is left is still taken in
-                asyncio.get_running_loop().call_soon(self._drain)
+
+    def _take(self, event: Event) -> None:
+        """One step. A fault of it, or of a listener, is logged and takes nothing from the others."""
+        try:
+            actions = self.scheduler.step(event, time.monotonic())
+        except Exception:
+            _log.exception("the scheduler failed on %s", event)
+            return
+        for listener in self._listeners:
+            try:
+                listener.on_step(event, actions)
+            except Exception:
+                _log.exception("%s failed on %s", type(listener).__name__, event)

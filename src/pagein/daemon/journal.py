@@ -16,7 +16,10 @@ from pagein.scheduler.actions import Action, Grant, Kill, Load, Note, Refuse, St
 _log = logging.getLogger("pagein.decisions")
 
 KEPT = 500
-"""Decisions kept per model; grants and waits are kept apart, so that traffic does not push out loads and evictions."""
+"""Decisions kept per model and drawer."""
+
+DRAWERS = {"grant": "traffic", "wait": "traffic", "refuse": "refusals"}
+"""Kinds that are kept apart from the rest, so that traffic does not push out loads and evictions."""
 
 SUBSCRIBER_BACKLOG = 1000
 """Decisions that a slow subscriber may lag behind before it loses the oldest."""
@@ -27,8 +30,9 @@ class Journal:
 
     def __init__(self) -> None:
         self._seq = itertools.count(1)
-        self._kept: dict[tuple[str | None, bool], deque[Decision]] = {}
+        self._kept: dict[tuple[str | None, str], deque[Decision]] = {}
         self._subscribers: set[asyncio.Queue[Decision | None]] = set()
+        self._closed = False
 
     def on_step(self, event: ev.Event, actions: list[Action]) -> None:
         """Record what happened and what was decided."""
@@ -70,9 +74,9 @@ class Journal:
     ) -> None:
         """Keep one decision, log it and tell the subscribers."""
         decision = Decision(next(self._seq), time.time(), kind, model, reason, request_id, data or {})
-        traffic = kind in ("grant", "wait")
-        self._kept.setdefault((model, traffic), deque(maxlen=KEPT)).append(decision)
-        _log.log(logging.DEBUG if traffic else logging.INFO, "%s %s: %s", kind, model or "-", reason)
+        drawer = DRAWERS.get(kind, "")
+        self._kept.setdefault((model, drawer), deque(maxlen=KEPT)).append(decision)
+        _log.log(logging.DEBUG if drawer == "traffic" else logging.INFO, "%s %s: %s", kind, model or "-", reason)
         for queue in self._subscribers:
             if queue.full():
                 queue.get_nowait()
@@ -86,6 +90,8 @@ class Journal:
 
     async def subscribe(self) -> AsyncIterator[Decision]:
         """Yield every decision from now on, until `close`."""
+        if self._closed:
+            return
         queue: asyncio.Queue[Decision | None] = asyncio.Queue(SUBSCRIBER_BACKLOG)
         self._subscribers.add(queue)
         try:
@@ -95,7 +101,8 @@ class Journal:
             self._subscribers.discard(queue)
 
     def close(self) -> None:
-        """End every subscription."""
+        """End every subscription, also those to come."""
+        self._closed = True
         for queue in self._subscribers:
             if queue.full():
                 queue.get_nowait()

@@ -15,11 +15,12 @@ from pagein.memory.probes.host import read_machine
 from pagein.memory.probes.process import TreeSampler, pss_of, read_trees
 from pagein.memory.snapshot import MachineSnapshot, TreeReading
 from pagein.scheduler import events as ev
+from pagein.supervisor.spare import Spare
 
 _log = logging.getLogger("pagein.meter")
 
 NOTABLE = 1024**2
-"""Bytes by which a peak must grow before the next load's reservation is told anew."""
+"""Bytes by which a peak must pass the next load's reservation before that is raised."""
 
 
 @dataclass(slots=True)
@@ -28,14 +29,16 @@ class _Watched:
     last: dict[str, int] = field(default_factory=dict)
     at_last_use: dict[str, int] = field(default_factory=dict)
     peak: dict[str, int] = field(default_factory=dict)
-    told: dict[str, int] = field(default_factory=dict)
 
 
 class Meter:
     """Samples process trees in a thread; everything else happens on the event loop."""
 
-    def __init__(self, entries: dict[str, ModelEntry], inbox: Inbox, peaks: PeakStore, every: float) -> None:
+    def __init__(
+        self, entries: dict[str, ModelEntry], inbox: Inbox, peaks: PeakStore, every: float, spare: Spare
+    ) -> None:
         self._entries, self._inbox, self._peaks, self._every = entries, inbox, peaks, every
+        self._spare = spare
         self._watched: dict[str, _Watched] = {}
         self._sampler = TreeSampler()
         self.daemon_bytes: int | None = None
@@ -43,19 +46,28 @@ class Meter:
         """Highest measured sum of daemon and workers, per pool."""
 
     async def run(self) -> None:
-        """Sample for ever."""
+        """Sample for ever, and let the scheduler see that time passes, also while a sample takes long."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._sample_for_ever())
+            group.create_task(self._tick_for_ever())
+
+    async def _sample_for_ever(self) -> None:
         while True:
             try:
                 await self.sample()
             except Exception:  # a fault of one sample must not end the watch
                 _log.exception("a memory sample failed")
+            await asyncio.sleep(self._every)
+
+    async def _tick_for_ever(self) -> None:
+        while True:
             self._inbox.post(ev.Ticked())
             await asyncio.sleep(self._every)
 
     async def sample(self) -> None:
         """Measure everything once and tell the inbox."""
         pids = {name: watched.pid for name, watched in self._watched.items()}
-        trees, own, machine = await asyncio.to_thread(self._read, list(pids.values()))
+        trees, own, machine = await asyncio.to_thread(self._read, list(pids.values()), self._spare.pid)
         used: dict[str, dict[str, int]] = {}
         for name, pid in pids.items():
             watched, tree = self._watched.get(name), trees.get(pid)
@@ -65,8 +77,12 @@ class Meter:
         self._sum_up(used, own)
         self._inbox.post(ev.Measured(used, _available(machine), own))
 
-    def _read(self, pids: list[int]) -> tuple[dict[int, TreeReading | None], int | None, MachineSnapshot]:
-        return self._sampler.sample(pids), pss_of(os.getpid()), read_machine()
+    def _read(
+        self, pids: list[int], spare: int | None
+    ) -> tuple[dict[int, TreeReading | None], int | None, MachineSnapshot]:
+        own = pss_of(os.getpid())
+        waiting = pss_of(spare) if spare is not None else None
+        return self._sampler.sample(pids), own if own is None else own + (waiting or 0), read_machine()
 
     def _note(self, name: str, watched: _Watched, tree: TreeReading) -> dict[str, int]:
         watched.last = {"ram": tree.ram, **tree.gpu}
@@ -78,17 +94,16 @@ class Meter:
     def _learn(self, name: str, watched: _Watched) -> None:
         """Tell the scheduler when a load must reserve other bytes next time.
 
-        A peak below the present need counts only once the model was used: a load alone shows too little.
+        A peak below the present need counts only once the model was used, since a load alone shows too little, and
+        only in place of a guess: the remembered peak of earlier, larger uses stays. What cannot be measured stays too.
         """
         model = self._inbox.scheduler.state.models[name]
-        need = with_headroom(watched.peak)
-        above = any(count > model.need.get(pool, 0) for pool, count in need.items())
-        grown = any(count > watched.told.get(pool, 0) + NOTABLE for pool, count in need.items())
-        if above or (model.uses > 0 and model.served and grown):
-            if not above and model.need_source == NeedSource.MEASURED:
-                return  # the remembered peak of earlier, larger uses stays
-            watched.told = need
-            self._inbox.post(ev.NeedLearned(name, need, NeedSource.MEASURED.value))
+        measured, before = with_headroom(watched.peak), model.need
+        may_shrink = model.answered and model.need_source != NeedSource.MEASURED
+        if not may_shrink:
+            measured = {pool: max(count, before.get(pool, 0)) for pool, count in measured.items()}
+        if may_shrink or any(count > before.get(pool, 0) + NOTABLE for pool, count in measured.items()):
+            self._inbox.post(ev.NeedLearned(name, {**before, **measured}, NeedSource.MEASURED.value))
 
     def _sum_up(self, used: dict[str, dict[str, int]], own: int | None) -> None:
         sums: dict[str, int] = {"ram": own or 0}
@@ -99,17 +114,33 @@ class Meter:
             self.highest[pool] = max(count, self.highest.get(pool, 0))
 
     async def measure_load(self, name: str) -> dict[str, int]:
-        """Measure one worker right after it became ready."""
+        """Measure one worker right after it became ready; empty where that cannot be done.
+
+        What the machine has available is told with it: what the load took must not stand in the older figure too.
+        """
         watched = self._watched.get(name)
         if watched is None:
             return {}
-        trees = await asyncio.to_thread(read_trees, [watched.pid])
+        try:
+            trees, machine = await asyncio.to_thread(_read_load, watched.pid)
+        except Exception:  # unknown, so all that was granted counts as still to come
+            _log.exception("measuring the load of %s failed", name)
+            return {}
         tree = trees.get(watched.pid)
-        return self._note(name, watched, tree) if tree is not None else {}
+        if tree is None or self._watched.get(name) is not watched:
+            return {}
+        used = self._note(name, watched, tree)
+        watched.at_last_use = dict(used)
+        self._inbox.post(ev.Measured({name: used}, _available(machine)))
+        return used
 
     async def measure_machine(self) -> None:
         """Tell the inbox what the machine has available now, before bytes are called free."""
-        machine = await asyncio.to_thread(read_machine)
+        try:
+            machine = await asyncio.to_thread(read_machine)
+        except Exception:  # the figure of the next sample counts
+            _log.exception("reading the machine's memory failed")
+            return
         self._inbox.post(ev.Measured({}, _available(machine)))
 
     def watch(self, name: str, pid: int) -> None:
@@ -117,13 +148,12 @@ class Meter:
         self._watched[name] = _Watched(pid)
 
     def forget(self, name: str) -> None:
-        """The worker is gone: remember its peak for ever."""
+        """The worker is gone: remember its peak for ever, that of a load alone as a lower bound."""
         watched = self._watched.pop(name, None)
         if watched is None or not watched.peak:
             return
         model, entry = self._inbox.scheduler.state.models[name], self._entries[name]
-        if model.served or any(count > model.need.get(pool, 0) for pool, count in watched.peak.items()):
-            self._peaks.remember(entry.peak_key, name, watched.peak, model.load_seconds, in_use=model.served)
+        self._peaks.remember(entry.peak_key, name, watched.peak, model.load_seconds, in_use=model.answered)
 
     def close(self) -> None:
         """Remember the peaks of everything that is still watched."""
@@ -152,6 +182,10 @@ class Meter:
             return {}, {}
         before, watched.at_last_use = watched.at_last_use, dict(watched.last)
         return before, watched.at_last_use
+
+
+def _read_load(pid: int) -> tuple[dict[int, TreeReading | None], MachineSnapshot]:
+    return read_trees([pid]), read_machine()
 
 
 def _available(machine: MachineSnapshot) -> dict[str, int | None]:

@@ -27,8 +27,11 @@ from pagein.memory.budget import PoolBudget, resolve_budgets
 from pagein.memory.probes.host import read_machine
 from pagein.memory.probes.process import pss_of
 from pagein.memory.snapshot import MachineSnapshot
+from pagein.protocol import Capability, WorkerSpec
 from pagein.scheduler import Limits, ModelState, Scheduler, SchedulerState
 from pagein.scheduler import events as ev
+from pagein.supervisor.environment import worker_environment
+from pagein.supervisor.spare import Spare
 from pagein.units import format_bytes
 
 _log = logging.getLogger("pagein")
@@ -78,8 +81,9 @@ class Daemon:
         state = SchedulerState({name: b.bytes for name, b in budgets.items()}, models, limits(settings))
         self.inbox = Inbox(Scheduler(state))
         self.journal = Journal()
-        self._meter = Meter(entries, self.inbox, peaks, settings.scheduler.sample_every)
-        self._fleet = Fleet(settings, entries, self.inbox, self._meter, house.run_dir)
+        self._spare = Spare(worker_environment(WorkerSpec("", "", "", ""), {}))
+        self._meter = Meter(entries, self.inbox, peaks, settings.scheduler.sample_every, self._spare)
+        self._fleet = Fleet(settings, entries, self.inbox, self._meter, house.run_dir, self._spare)
         self._view = View(entries, budgets, self.inbox, self._meter, self._fleet)
         self.desk = DaemonDesk(settings, entries, self.inbox, self._fleet, self.journal, self._view)
         for listener in (self.journal, self.desk, self._fleet):
@@ -92,11 +96,13 @@ class Daemon:
         self._listen_to_signals()
         own = pss_of(os.getpid())
         self.inbox.post(ev.Measured({}, {}, (own or 0) + OWN_HEADROOM))
+        await self._meter.sample()  # no load is decided before it is known what the machine has
         runner = make_runner(make_app(self.desk, self._settings.server, __version__))
         await runner.setup()
         meter = asyncio.create_task(self._meter.run())
         try:
             await self._open_door(runner)
+            self._spare.refill()
             for model in self.inbox.scheduler.state.models.values():
                 if model.priority == "high" and model.problem is None:
                     self.inbox.post(ev.LoadWanted(model.name))
@@ -105,11 +111,35 @@ class Daemon:
         finally:
             self.journal.close()
             meter.cancel()
+            await self._end_workers()
             self._meter.close()
-            await self._fleet.stop_all(0.0 if self._now.is_set() else self._settings.supervisor.grace)
-            await runner.cleanup()
+            await self._close_door(runner)
         _log.info("stopped; every worker has ended")
         return 0
+
+    async def _end_workers(self) -> None:
+        """End all workers, with the grace that a second signal cuts short."""
+        grace = 0.0 if self._now.is_set() else self._settings.supervisor.grace
+        ending = asyncio.create_task(self._fleet.stop_all(grace))
+        if not await self._before_second_signal(ending):
+            await self._fleet.kill_all()
+        await ending
+
+    async def _close_door(self, runner: web.AppRunner) -> None:
+        """End the connections: those that are being answered get a moment, unless a second signal came."""
+        closing = asyncio.create_task(runner.cleanup())
+        if not await self._before_second_signal(closing):
+            closing.cancel()
+            await asyncio.wait([closing])
+        elif (fault := closing.exception()) is not None:
+            raise fault
+
+    async def _before_second_signal(self, work: asyncio.Task[None]) -> bool:
+        """Wait for the work; False when a second signal came and it is not done."""
+        now = asyncio.create_task(self._now.wait())
+        await asyncio.wait((work, now), return_when=asyncio.FIRST_COMPLETED)
+        now.cancel()
+        return work.done()
 
     async def _open_door(self, runner: web.AppRunner) -> None:
         server = self._settings.server
@@ -154,13 +184,22 @@ def model_state(settings: Settings, entry: ModelEntry, peaks: PeakStore) -> Mode
         priority=model.priority.value,
         need=dict(entry.need.bytes),
         need_source=entry.need.source.value,
-        parallel=model.parallel_for(entry.engine),
+        parallel=model.parallel_for(entry.engine) + _ahead(entry),
         queue_limit=model.queue,
         keep_alive=model.keep_alive,
         pinned=model.pin,
         problem=entry.problem,
         load_seconds=seen.load_seconds if seen is not None else None,
     )
+
+
+def _ahead(entry: ModelEntry) -> int:
+    """Requests that a worker holds beyond those it computes: one, where they are short, so that it never waits.
+
+    Workers of other engines hold several anyway; one that writes text keeps its time-out for itself.
+    """
+    writes = entry.capabilities & {Capability.CHAT, Capability.COMPLETION}
+    return 1 if entry.engine == "llama_cpp" and not writes else 0
 
 
 def limits(settings: Settings) -> Limits:

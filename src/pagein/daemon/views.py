@@ -14,17 +14,8 @@ from pagein.gateway.ports import ModelView, PlannedEviction, PlanView, PoolView,
 from pagein.memory.budget import PoolBudget
 from pagein.residency.lifecycle import State
 from pagein.scheduler import ModelState
-from pagein.scheduler.outlook import Outcome, outlook
+from pagein.scheduler.dry_run import foresee
 from pagein.scheduler.state import DAEMON
-
-_OUTCOMES = {
-    Outcome.NEVER: "refuse",
-    Outcome.FITS: "load",
-    Outcome.COMING: "wait",
-    Outcome.EVICT: "evict",
-    Outcome.BUSY: "wait",
-    Outcome.FOREIGN: "wait",
-}
 
 
 class View:
@@ -118,14 +109,6 @@ class View:
         """What would happen if the model were asked for now."""
         model, now = self._state.models[name], time.monotonic()
         free = {pool: self._state.free(pool) for pool in model.need if pool in self._state.ledgers}
-        if model.problem is not None:
-            return PlanView(name, "refuse", dict(model.need), free, [], model.problem)
-        if model.state in (State.RESIDENT, State.LOADING):
-            return PlanView(name, model.state.value, dict(model.need), free, [], model.last_reason)
-        if model.state in (State.DRAINING, State.RELEASING):
-            return PlanView(name, "wait", dict(model.need), free, [], "it is leaving and would be loaded again")
-        view = outlook(self._state, model, now)
-        evictions = []
-        if view.outcome is Outcome.EVICT:
-            evictions = [PlannedEviction(v.name, dict(v.bytes), v.describe()) for v in view.victims]
-        return PlanView(name, _OUTCOMES[view.outcome], dict(model.need), free, evictions, view.reason)
+        seen = foresee(self._state, model, now)
+        evictions = [PlannedEviction(v.name, dict(v.bytes), v.describe()) for v in seen.victims]
+        return PlanView(name, seen.outcome, dict(model.need), free, evictions, seen.reason)

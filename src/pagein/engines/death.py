@@ -37,6 +37,7 @@ def end_descendants() -> None:
     import psutil  # only here: a worker that never had children does not pay for it
 
     me = psutil.Process()
+    quiet = 0
     for _ in range(_ROUNDS):
         running = 0
         for child in me.children(recursive=True):
@@ -44,9 +45,11 @@ def end_descendants() -> None:
                 if child.status() != psutil.STATUS_ZOMBIE:
                     child.kill()
                     running += 1
-        if running == 0:
+        # Once is not enough: the table of processes is read one by one, while they fork and change their parents.
+        quiet = quiet + 1 if running == 0 else 0
+        if quiet == 2:
             return
-        time.sleep(0.01)
+        time.sleep(0.01 if running else 0.001)
 
 
 def _has_children() -> bool:

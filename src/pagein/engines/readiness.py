@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from pagein.errors import LoadFailed
 from pagein.protocol import Endpoint
 from pagein.units import format_duration
 
-_FIRST_PAUSE = 0.005
+_SHORTEST_PAUSE = 0.005
 _LONGEST_PAUSE = 0.25
+_PAUSE_SHARE = 0.03  # of the time waited so far: readiness is seen at most 3 % late, and a long load is left in peace
 _PROBE_TIMEOUT = 2.0
 _LARGEST_ANSWER = 1024 * 1024
 _NOT_FOUND = (404, 405, 501)
@@ -40,8 +42,8 @@ def await_healthy(ended: Callable[[], str | None], endpoint: Endpoint, health: H
     Raises LoadFailed when the server ends or stays unhealthy for ``timeout`` seconds, ForeignListener when another
     program answers on the port. A socket needs no such check: it lies in a folder that only this worker writes.
     """
-    deadline = time.monotonic() + timeout
-    pause = _FIRST_PAUSE
+    began = time.monotonic()
+    deadline = began + timeout
     last: str | None = None
     while True:
         status = _ask(endpoint, health.paths)
@@ -55,8 +57,8 @@ def await_healthy(ended: Callable[[], str | None], endpoint: Endpoint, health: H
             raise LoadFailed(f"{why} before it was ready")
         if time.monotonic() >= deadline:
             raise LoadFailed(f"not ready within {format_duration(timeout)}: {last or 'it does not answer'}")
-        time.sleep(pause)
-        pause = min(pause * 1.5, _LONGEST_PAUSE)
+        waited = time.monotonic() - began
+        time.sleep(min(max(_SHORTEST_PAUSE, waited * _PAUSE_SHARE), _LONGEST_PAUSE))
 
 
 def get(endpoint: Endpoint, path: str, timeout: float = _PROBE_TIMEOUT) -> tuple[int, bytes] | None:
@@ -67,7 +69,7 @@ def get(endpoint: Endpoint, path: str, timeout: float = _PROBE_TIMEOUT) -> tuple
     try:
         with _connect(endpoint, timeout) as connection:
             connection.sendall(request)
-            while len(answer) < _LARGEST_ANSWER and (chunk := connection.recv(65536)):
+            while not _is_whole(answer) and (chunk := connection.recv(65536)):
                 answer += chunk
                 connection.settimeout(max(deadline - time.monotonic(), 0.001))
     except OSError:
@@ -78,6 +80,15 @@ def get(endpoint: Endpoint, path: str, timeout: float = _PROBE_TIMEOUT) -> tuple
     if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1][:3].isdigit():
         return None
     return int(words[1][:3]), body
+
+
+def _is_whole(answer: bytearray) -> bool:
+    """Whether all of an answer has come, also where the server leaves the connection open."""
+    if len(answer) >= _LARGEST_ANSWER:
+        return True
+    head, end, body = bytes(answer).partition(b"\r\n\r\n")
+    length = re.search(rb"\r\ncontent-length:\s*(\d+)", head, re.IGNORECASE) if end else None
+    return length is not None and len(body) >= int(length[1])
 
 
 def _ask(endpoint: Endpoint, paths: tuple[str, ...]) -> int | None:

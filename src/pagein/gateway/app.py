@@ -45,9 +45,15 @@ def make_app(desk: Desk, settings: Server, version: str) -> web.Application:
     return app
 
 
-def make_runner(app: web.Application, shutdown_timeout: float = 5.0) -> web.AppRunner:
-    """Return the runner for an application: a disconnect cancels its handler, which gives the lease back."""
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_timeout)
+def make_runner(app: web.Application, grace: float = 5.0) -> web.AppRunner:
+    """Return the runner for an application: a disconnect cancels its handler, which gives the lease back.
+
+    Its ``cleanup`` lets open requests finish for ``grace`` seconds and then cancels them. Event streams end with the
+    desk's subscription, so end that first.
+    """
+    # aiohttp waits this time twice, and reads 0 as "for ever"
+    timeout = max(grace / 2, 0.01)
+    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=timeout)
 
 
 def _model_routes(desk: Desk, proxy: Proxy, limit: int) -> list[web.RouteDef]:

@@ -26,11 +26,11 @@ MOVES: dict[State, frozenset[State]] = {
     State.ABSENT: frozenset({State.LOADING}),
     State.LOADING: frozenset({State.RESIDENT, State.DRAINING, State.RELEASING}),
     State.RESIDENT: frozenset({State.DRAINING, State.RELEASING}),
-    State.DRAINING: frozenset({State.RELEASING}),
+    State.DRAINING: frozenset({State.RELEASING, State.RESIDENT}),
     State.RELEASING: frozenset({State.ABSENT, State.FAILED}),
     State.FAILED: frozenset({State.LOADING, State.ABSENT}),
 }
-"""Every legal move. RESIDENT → RELEASING is a worker that ended unasked."""
+"""Every legal move. RESIDENT → RELEASING is a worker that ended unasked, DRAINING → RESIDENT a drain called off."""
 
 
 class Lifecycle:

@@ -3,7 +3,7 @@
 The decision list, walked after every event until nothing changes; the code carries the same numbers.
 
 1. *Overdraft.* Where something was measured to take more than it was granted and the pool is overdrawn, idle models
-   leave; where none is left, the one furthest over its allowance is ended, and only that one.
+   leave; where they are not enough, the one furthest over its allowance is ended, and only that one.
 2. *Bound.* A request that waited longer than ``max_wait`` is refused with the reason it waited for.
 3. *Grant.* A resident model takes the oldest waiting request while it has fewer leases than ``parallel``, unless it
    yields its turn (5f). So a model that became ready serves the request that loaded it before anything can evict it.
@@ -15,21 +15,22 @@ The decision list, walked after every event until nothing changes; the code carr
    c. what fits is loaded;
    d. if enough bytes are on their way back, it waits for them;
    e. if idle models can make room, the first of them is evicted (`residency.policy`);
-   f. else it waits for models in use; after ``patience`` those yield: they take no new leases until it had its turn.
-   A model behind one that must wait is brought in only if that cannot take away the room the first one waits for.
+   f. else it waits for models in use; after ``patience`` those yield: they take no new leases until it had its turn;
+   g. or it waits for memory that other programs use, and holds nobody up.
+   A model behind one of d to f is brought in only if that cannot take away the room the first one waits for.
 """
 
 from __future__ import annotations
 
 from pagein.errors import PageinError, ShuttingDown, WaitTooLong
 from pagein.residency.lifecycle import State
-from pagein.residency.policy import Candidate
+from pagein.residency.policy import Candidate, choose_victims
 from pagein.scheduler import events as ev
 from pagein.scheduler.actions import Action, Grant, Kill, Load, Stop
 from pagein.scheduler.intake import take_in
-from pagein.scheduler.outlook import Outcome, Outlook, leaves_room, outlook
+from pagein.scheduler.outlook import Outcome, Outlook, held_up_by, outlook
 from pagein.scheduler.state import ModelState, SchedulerState, open_slots
-from pagein.scheduler.words import note_reason, refuse, say, tell_waiters
+from pagein.scheduler.words import note_reason, refuse, say, tell_waiters, why_wait
 from pagein.units import format_bytes, format_duration
 
 
@@ -59,7 +60,7 @@ class Scheduler:
             self._grant(model, now)  # 3
         for model in models:
             self._leave(model, now)  # 4
-        self._bring_in(models, now)  # 5
+        self._bring_in(now)  # 5
         return len(self._out) > before or yielding != self.state.yielding
 
     def _bound(self, model: ModelState, now: float) -> None:
@@ -69,7 +70,7 @@ class Scheduler:
             if self.state.stopping:
                 error = ShuttingDown("the daemon is stopping")
             elif waited > self.state.limits.max_wait:
-                error = WaitTooLong(model.name, waited, model.last_reason)
+                error = WaitTooLong(model.name, waited, why_wait(self.state, model))
             else:
                 return
             refuse(self.state, self._out, model, model.waiting.popleft(), error)
@@ -114,31 +115,32 @@ class Scheduler:
                 return f"idle for {format_duration(idle)}, keep_alive is {format_duration(model.keep_alive)}"
             return None
         if model.priority == "low" and model.served and idle >= self.state.limits.low_linger:
-            return f"low priority: used and left after {format_duration(self.state.limits.low_linger)}"
+            linger = self.state.limits.low_linger
+            return "low priority: used and left" + (f" after {format_duration(linger)}" if linger else "")
         return None
 
-    def _bring_in(self, models: list[ModelState], now: float) -> None:
+    def _bring_in(self, now: float) -> None:
         yielding: dict[str, str] = {}
         if not self.state.stopping:
-            self._walk_wishes(models, yielding, now)
+            self._walk_wishes(yielding, now)
         self.state.yielding = yielding
 
-    def _walk_wishes(self, models: list[ModelState], yielding: dict[str, str], now: float) -> None:
-        wishes = [m for m in models if m.oldest_wish() is not None and m.state in (State.ABSENT, State.FAILED)]
-        wishes.sort(key=lambda m: (m.oldest_wish(), m.name))
+    def _walk_wishes(self, yielding: dict[str, str], now: float) -> None:
         blocked: list[ModelState] = []
-        for model in wishes:
+        for model in self.state.wishes():
             if model.retry_at is not None and now < model.retry_at:  # 5b
                 note_reason(model, f"retry in {format_duration(model.retry_at - now)} after a failure")
                 continue
             view = outlook(self.state, model, now)
             if view.outcome is Outcome.NEVER:  # 5a
                 self._give_up(model, view)
-            elif not all(leaves_room(self.state, first, model) for first in blocked):
-                note_reason(model, f"{view.reason}; {blocked[0].name} was asked for before")
+            elif (first := held_up_by(self.state, model, blocked)) is not None:
+                note_reason(model, f"{view.reason}; {first.name} was asked for before")
                 blocked.append(model)
             elif view.outcome is Outcome.FITS:  # 5c
                 self._load(model, view.reason, now)
+            elif view.outcome is Outcome.FOREIGN:  # 5g
+                note_reason(model, view.reason)
             else:
                 yielding.update(self._make_way(model, view, now, first=not blocked))
                 blocked.append(model)
@@ -155,7 +157,7 @@ class Scheduler:
 
     def _load(self, model: ModelState, reason: str, now: float) -> None:
         model.life.move(State.LOADING, now)
-        model.used, model.allowance = {}, dict(model.need)
+        model.used, model.allowance, model.error = {}, dict(model.need), None
         for pool, count in model.need.items():
             self.state.ledgers[pool].reserve(model.name, count)
         self._out.append(Load(model.name, dict(model.need), note_reason(model, f"loading: {reason}")))
@@ -169,11 +171,11 @@ class Scheduler:
 
     def _ask_to_yield(self, victims: list[Candidate], model: ModelState, now: float) -> dict[str, str]:
         """Patience counts from the oldest wish, and from the moment the models in the way got their own turn."""
-        turns = [self.state.models[v.name].life.since for v in victims]
-        since = max([model.oldest_wish() or now, *turns])
+        in_the_way = [self.state.models[v.name] for v in victims]
+        since = max([model.oldest_wish() or now, *(m.life.since for m in in_the_way)])
         patience = self.state.limits.patience
-        if now - since < patience:
-            return {}
+        if now - since < patience or any(m.state is State.LOADING for m in in_the_way):
+            return {}  # the turn of a model that loads has not begun
         names = ", ".join(v.name for v in victims)
         note_reason(model, f"waited longer than {format_duration(patience)}: {names} must yield its turn")
         return {v.name: model.name for v in victims}
@@ -184,31 +186,28 @@ class Scheduler:
 
     def _kill(self, model: ModelState, reason: str, now: float) -> None:
         self._send_away(model, now)
-        self._out.append(Kill(model.name, note_reason(model, f"ended: {reason}")))
+        self._out.append(Kill(model.name, note_reason(model, f"ended: it {reason}")))
 
     def _send_away(self, model: ModelState, now: float) -> None:
         if model.state is not State.DRAINING:
             model.life.move(State.DRAINING, now)
         model.stopping = True
-        for ledger in self.state.ledgers.values():
-            if ledger.bytes_of(model.name):
-                ledger.begin_release(model.name)
+        self.state.begin_release(model.name)
 
     def _overdraft(self, now: float) -> None:
         for pool, ledger in self.state.ledgers.items():
             over = ledger.overdraft - self.state.coming(pool)
             if over <= 0:
                 continue
-            why = f"because {pool} was measured {format_bytes(ledger.overdraft)} over its budget"
-            idle = [c for c in self.state.idle(now) if c.bytes.get(pool)]
-            if idle:
-                idle.sort(key=lambda c: (c.rank, c.cost_per_byte([pool]), c.name))
-                self._evict(idle, None, why, now)
-                continue
+            why = f"{pool} was measured {format_bytes(ledger.overdraft)} over its budget"
+            idle = list(self.state.idle(now))
+            victims = choose_victims(idle, {pool: over})
             liar = max(self._over_allowance(pool), key=lambda m: self._excess(m, pool), default=None)
-            if liar is not None:
+            if victims is None and liar is not None:  # others would leave in vain
                 excess = format_bytes(self._excess(liar, pool))
-                self._kill(liar, f"took {excess} of {pool} beyond its allowance {why}, and nothing idle is left", now)
+                self._kill(liar, f"took {excess} of {pool} beyond its allowance; {why}, and too little is idle", now)
+            elif victims or (victims := [c for c in idle if c.bytes.get(pool)]):
+                self._evict(victims, None, f"because {why}", now)
 
     def _over_allowance(self, pool: str) -> list[ModelState]:
         present = (State.LOADING, State.RESIDENT, State.DRAINING)

@@ -20,6 +20,8 @@ class Finished:
     """The request ended, whether it was waiting or held a lease: answered, failed or disconnected."""
 
     request_id: int
+    answered: bool = True
+    """The client got its answer, so the worker did the whole work of a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,15 @@ class LoadWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadUnwanted:
+    """The operators who wanted a load have left; it goes on while requests wait for it or nobody needs its room."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
 class UnloadWanted:
-    """An operator wants a model unloaded; leases in use are let finish."""
+    """An operator wants a model unloaded; leases in use are let finish. A later load or pin calls it off."""
 
     model: str
 
@@ -46,7 +55,7 @@ class PinChanged:
 
 @dataclass(frozen=True, slots=True)
 class BecameReady:
-    """A worker is ready; ``used`` is what its load took at most, per pool, as measured."""
+    """A worker is ready; ``used`` is what it takes now, per pool, as measured; empty where unknown."""
 
     model: str
     used: dict[str, int]
@@ -85,14 +94,17 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A sample: peak bytes of each live worker since its last sample, per pool, and what the machine has available."""
+    """A sample: what each live worker takes, and what the machine has available, read after that.
+
+    In this order, so that bytes which were taken between the two readings count twice rather than not at all.
+    """
 
     used: dict[str, dict[str, int]]
     """model → pool → bytes."""
     available: dict[str, int | None] = field(default_factory=dict)
     """pool → bytes available on the machine, or None where unknown."""
     daemon: int | None = None
-    """Bytes of RAM that the daemon itself takes."""
+    """Bytes of RAM that the daemon itself takes. It is never charged less than the first of these figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,7 @@ Event = (
     Requested
     | Finished
     | LoadWanted
+    | LoadUnwanted
     | UnloadWanted
     | PinChanged
     | BecameReady

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pagein.errors import LoadFailed, QueueFull, ShuttingDown
+from pagein.residency.ledger import Holding
 from pagein.residency.lifecycle import State
 from pagein.residency.policy import cool
 from pagein.scheduler import events as ev
 from pagein.scheduler.actions import Action
-from pagein.scheduler.state import DAEMON, ModelState, SchedulerState, Waiter, open_slots
-from pagein.scheduler.words import backing_off, refuse, say
+from pagein.scheduler.state import DAEMON, ModelState, SchedulerState, Waiter
+from pagein.scheduler.words import refusal, refuse, say
 from pagein.units import format_bytes, format_duration
 
 
@@ -21,14 +21,14 @@ def take_in(state: SchedulerState, out: list[Action], event: ev.Event, now: floa
             _on_finished(state, out, event, now)
         case ev.LoadWanted():
             _on_load_wanted(state, out, state.models[event.model], now)
+        case ev.LoadUnwanted():
+            _on_load_unwanted(state.models[event.model])
         case ev.UnloadWanted():
             model = state.models[event.model]
             model.wanted_since = None
             model.unload_wanted = model.state in (State.LOADING, State.RESIDENT, State.DRAINING)
         case ev.PinChanged():
-            model = state.models[event.model]
-            model.pinned = event.pinned
-            say(out, model, f"{'pinned' if event.pinned else 'unpinned'} by the operator")
+            _on_pin_changed(state, out, event, now)
         case ev.BecameReady():
             _on_ready(state, out, event, now)
         case ev.LoadBroke() | ev.WorkerExited():
@@ -52,14 +52,9 @@ def _on_requested(state: SchedulerState, out: list[Action], event: ev.Requested,
     assert event.request_id not in state.model_of, f"request {event.request_id} came twice"
     state.model_of[event.request_id] = model.name
     waiter = Waiter(event.request_id, now)
-    if state.stopping:
-        refuse(state, out, model, waiter, ShuttingDown("the daemon is stopping"))
-    elif model.problem is not None:
-        refuse(state, out, model, waiter, LoadFailed(f"model {model.name!r} cannot be served: {model.problem}"))
-    elif model.state in (State.RELEASING, State.FAILED) and model.retry_at is not None and now < model.retry_at:
-        refuse(state, out, model, waiter, backing_off(model, now))
-    elif len(model.waiting) >= model.queue_limit + open_slots(state, model):
-        refuse(state, out, model, waiter, QueueFull(model.name, len(model.waiting), model.queue_limit))
+    error = refusal(state, model, now)
+    if error is not None:
+        refuse(state, out, model, waiter, error)
     else:
         model.waiting.append(waiter)
 
@@ -74,6 +69,8 @@ def _on_finished(state: SchedulerState, out: list[Action], event: ev.Finished, n
         model.last_used = now
         model.uses += 1
         model.served = True
+        if event.answered:
+            model.answered, model.failures = True, 0
     else:
         kept = [w for w in model.waiting if w.request_id != event.request_id]
         model.waiting.clear()
@@ -81,11 +78,33 @@ def _on_finished(state: SchedulerState, out: list[Action], event: ev.Finished, n
 
 
 def _on_load_wanted(state: SchedulerState, out: list[Action], model: ModelState, now: float) -> None:
-    if model.state is State.FAILED:
-        model.retry_at = None  # a manual retry does not wait for the back-off
-    model.unload_wanted = False
+    model.retry_at = None  # a manual retry does not wait for the back-off
+    _call_off_unload(out, model, now)
     if model.state is not State.RESIDENT and model.wanted_since is None:
         model.wanted_since = now
+
+
+def _on_load_unwanted(model: ModelState) -> None:
+    if model.priority != "high":  # that is wanted whoever asks
+        model.wanted_since = None
+
+
+def _on_pin_changed(state: SchedulerState, out: list[Action], event: ev.PinChanged, now: float) -> None:
+    model = state.models[event.model]
+    model.pinned = event.pinned
+    say(out, model, f"{'pinned' if event.pinned else 'unpinned'} by the operator")
+    if model.pinned:
+        _call_off_unload(out, model, now)
+
+
+def _call_off_unload(out: list[Action], model: ModelState, now: float) -> None:
+    """The later wish wins while the worker was not told to leave: it serves on."""
+    if not model.unload_wanted or model.stopping:
+        return
+    model.unload_wanted = False
+    if model.state is State.DRAINING:
+        model.life.move(State.RESIDENT, now)
+    say(out, model, "its unload was called off by the operator")
 
 
 def _on_ready(state: SchedulerState, out: list[Action], event: ev.BecameReady, now: float) -> None:
@@ -93,13 +112,14 @@ def _on_ready(state: SchedulerState, out: list[Action], event: ev.BecameReady, n
     if model.state is not State.LOADING:
         return  # it was told to leave meanwhile; its end is on the way
     model.life.move(State.RESIDENT, now)
+    state.yielding.pop(model.name, None)  # its own turn begins: who loaded it is served first
     for ledger in state.ledgers.values():
-        if ledger.bytes_of(model.name):
+        if ledger.column_of(model.name) is Holding.RESERVED:
             ledger.confirm(model.name)
     model.loads += 1
     model.load_seconds = event.load_seconds
-    model.failures, model.retry_at, model.error = 0, None, None
-    model.wanted_since, model.served, model.last_used = None, False, now
+    model.retry_at, model.error, model.wanted_since = None, None, None
+    model.served, model.answered, model.last_used = False, False, now
     _on_measured(state, out, ev.Measured({model.name: event.used}))
     used = ", ".join(f"{format_bytes(count)} of {pool}" for pool, count in event.used.items())
     say(out, model, f"ready after {format_duration(event.load_seconds)}, took {used or 'an unknown amount'}")
@@ -109,10 +129,13 @@ def _on_gone(state: SchedulerState, out: list[Action], event: ev.LoadBroke | ev.
     model = state.models[event.model]
     if model.state in (State.ABSENT, State.RELEASING, State.FAILED):
         return
-    asked_to_leave = model.stopping
+    asked_to_leave, unload_wanted, lived = model.stopping, model.unload_wanted, now - model.life.since
+    was_usable = model.state is not State.LOADING
     _on_stopped(state, out, model, now)
     if asked_to_leave:
         return
+    if was_usable and lived >= state.limits.backoff_max:
+        model.failures = 0
     model.failures += 1
     model.error = event.error
     pause = min(
@@ -126,7 +149,7 @@ def _on_gone(state: SchedulerState, out: list[Action], event: ev.LoadBroke | ev.
             model.wanted_since = None
         while model.waiting:
             refuse(state, out, model, model.waiting.popleft(), event.error)
-    elif model.priority == "high":
+    elif model.priority == "high" and not unload_wanted:
         model.wanted_since = now
 
 
@@ -134,9 +157,7 @@ def _on_stopped(state: SchedulerState, out: list[Action], model: ModelState, now
     if not model.life.can_move(State.RELEASING):
         return
     model.life.move(State.RELEASING, now)
-    for ledger in state.ledgers.values():
-        if ledger.bytes_of(model.name) and not model.stopping:
-            ledger.begin_release(model.name)
+    state.begin_release(model.name)
     model.stopping = False
     model.unload_wanted = False
     model.used = {}
@@ -145,9 +166,7 @@ def _on_stopped(state: SchedulerState, out: list[Action], model: ModelState, now
 def _on_freed(state: SchedulerState, out: list[Action], model: ModelState, now: float) -> None:
     if model.state is not State.RELEASING:
         return
-    for ledger in state.ledgers.values():
-        if ledger.bytes_of(model.name):
-            ledger.finish_release(model.name)
+    state.finish_release(model.name)
     model.life.move(State.ABSENT if model.error is None else State.FAILED, now)
 
 
@@ -159,12 +178,23 @@ def _on_measured(state: SchedulerState, out: list[Action], event: ev.Measured) -
             continue
         model.used = dict(used)
         for pool, count in used.items():
-            ledger = state.ledgers.get(pool)
-            if ledger is not None and 0 < ledger.bytes_of(name) < count:
-                ledger.resize(name, count)
+            _charge(state, model, pool, count)
     if event.daemon is not None and "ram" in state.ledgers:
-        ledger = state.ledgers["ram"]
-        ledger.charge(DAEMON, max(event.daemon, ledger.bytes_of(DAEMON)))
+        state.own_least = state.own_least or event.daemon
+        state.ledgers["ram"].charge(DAEMON, max(event.daemon, state.own_least))
+
+
+def _charge(state: SchedulerState, model: ModelState, pool: str, count: int) -> None:
+    """Record what was measured above what is held; also in a pool that the model was not expected to use."""
+    ledger = state.ledgers.get(pool)
+    if ledger is None or count <= ledger.bytes_of(model.name):
+        return
+    if ledger.column_of(model.name) is not None:
+        ledger.resize(model.name, count)
+        return
+    ledger.charge(model.name, count)
+    if model.stopping:
+        ledger.begin_release(model.name)
 
 
 def _on_need_learned(state: SchedulerState, out: list[Action], event: ev.NeedLearned) -> None:

@@ -43,7 +43,7 @@ class Outlook:
 def kept_bytes(state: SchedulerState, pool: str, without: str) -> tuple[int, list[str]]:
     """Bytes of a pool that never become free for a model, and the names of the models that keep them."""
     ledger = state.ledgers[pool]
-    total, names = ledger.bytes_of(DAEMON), []
+    total, names = min(state.own_least, ledger.bytes_of(DAEMON)), []
     for model in state.models.values():
         if model.name == without or not model.kept:
             continue
@@ -69,7 +69,12 @@ def never_fits(state: SchedulerState, model: ModelState) -> NeverFits | None:
     return None
 
 
-def leaves_room(state: SchedulerState, model: ModelState, newcomer: ModelState) -> bool:
+def held_up_by(state: SchedulerState, model: ModelState, blocked: list[ModelState]) -> ModelState | None:
+    """The first of the models that wait for room whose room this one could take away, or None."""
+    return next((first for first in blocked if not _leaves_room(state, first, model)), None)
+
+
+def _leaves_room(state: SchedulerState, model: ModelState, newcomer: ModelState) -> bool:
     """Whether a model that waits could still be brought in if the newcomer stayed for ever."""
     for pool, need in model.need.items():
         kept, _ = kept_bytes(state, pool, model.name)
@@ -90,7 +95,8 @@ def outlook(state: SchedulerState, model: ModelState, now: float) -> Outlook:
         return Outlook(Outcome.FITS, needs)
     rest = {pool: count - state.coming(pool) for pool, count in deficit.items()}
     if all(count <= 0 for count in rest.values()):
-        leaving = [m.name for m in state.models.values() if m.leaving]
+        pools = [pool for pool in deficit if state.coming(pool)]
+        leaving = [m.name for m in state.models.values() if m.leaving and any(p in state.held(m.name) for p in pools)]
         return Outlook(Outcome.COMING, f"{needs}; waiting for the memory of {', '.join(leaving)}")
     victims = choose_victims(state.idle(now), rest)
     if victims is not None:
@@ -108,7 +114,12 @@ def _foreign(state: SchedulerState, model: ModelState) -> str:
         room = state.machine_room(pool)
         if need > room:
             parts.append(f"needs {format_bytes(need)} of {pool}, the machine has {format_bytes(room)} available")
-    return "; ".join(parts) + ": other programs use the rest" if parts else "memory is being given back"
+    if parts:
+        return "; ".join(parts) + ": other programs use the rest"
+    own = state.ledgers["ram"].bytes_of(DAEMON) if "ram" in model.need else 0
+    if own > state.own_least:
+        return f"needs {_amounts(model.need)}; the daemon itself takes {format_bytes(own)} for the moment"
+    return "memory is being given back"
 
 
 def _amounts(amounts: dict[str, int]) -> str:

@@ -63,6 +63,8 @@ class ModelState:
     """A stop was sent; the process has not gone yet."""
     served: bool = False
     """A request finished since it became ready."""
+    answered: bool = False
+    """One of them was answered, so that what was measured since is what it takes in use."""
     last_used: float = 0.0
     heat: float = 0.0
     uses: int = 0
@@ -73,6 +75,7 @@ class ModelState:
     allowance: dict[str, int] = field(default_factory=dict)
     """Bytes granted when it was loaded."""
     failures: int = 0
+    """Loads that broke and workers that ended by themselves, in a row: an answer or a long life ends the row."""
     retry_at: float | None = None
     error: PageinError | None = None
     last_reason: str = "not asked for yet"
@@ -86,6 +89,10 @@ class ModelState:
     def kept(self) -> bool:
         """Never evicted: pinned, or of high priority."""
         return self.pinned or self.priority == "high"
+
+    def backs_off(self, now: float) -> bool:
+        """Whether it failed and must not be tried yet."""
+        return self.retry_at is not None and now < self.retry_at
 
     @property
     def leaving(self) -> bool:
@@ -115,9 +122,10 @@ class SchedulerState:
         self.yielding: dict[str, str] = {}
         """Model that takes no new leases → model whose turn it is."""
         self.stopping = False
-        for ledger in self.ledgers.values():
-            if ledger.pool == "ram":
-                ledger.charge(DAEMON, 0)
+        self.own_least = 0
+        """Bytes of RAM that the daemon is charged at least."""
+        if "ram" in self.ledgers:
+            self.ledgers["ram"].charge(DAEMON, 0)
 
     def held(self, name: str) -> dict[str, int]:
         """Bytes in the ledgers, per pool."""
@@ -142,6 +150,23 @@ class SchedulerState:
             if model.state in (State.LOADING, State.RESIDENT, State.DRAINING):
                 promised += max(0, ledger.bytes_of(model.name) - model.used.get(pool, 0))
         return max(0, available - promised)
+
+    def wishes(self) -> list[ModelState]:
+        """Models that somebody wants and that are not there, the oldest wish first."""
+        wanted = [(m.oldest_wish(), m.name, m) for m in self.models.values() if m.state in (State.ABSENT, State.FAILED)]
+        return [m for _, _, m in sorted((since, name, m) for since, name, m in wanted if since is not None)]
+
+    def begin_release(self, name: str) -> None:
+        """Mark all that a model holds as leaving, whatever of it is so already."""
+        for ledger in self.ledgers.values():
+            if ledger.column_of(name) in (Holding.RESERVED, Holding.RESIDENT):
+                ledger.begin_release(name)
+
+    def finish_release(self, name: str) -> None:
+        """Strike all that a model held."""
+        for ledger in self.ledgers.values():
+            if ledger.column_of(name) is not None:
+                ledger.finish_release(name)
 
     def coming(self, pool: str) -> int:
         """Bytes on their way back."""
@@ -178,7 +203,7 @@ class SchedulerState:
     def candidate(self, model: ModelState, now: float) -> Candidate:
         """A model as the eviction policy sees it."""
         held = self.held(model.name)
-        idle = max(0.0, now - model.last_used)
+        idle = max(0.0, now - max(model.last_used, model.life.since))
         seconds = model.load_seconds if model.load_seconds is not None else sum(held.values()) / ASSUMED_LOAD_RATE
         return Candidate(model.name, RANK[model.priority], held, seconds, idle, cool(model.heat, idle))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pagein.errors import LoadFailed, PageinError
+from pagein.errors import LoadFailed, PageinError, QueueFull, ShuttingDown
 from pagein.residency.lifecycle import State
 from pagein.scheduler.actions import Action, Note, Refuse, Wait
-from pagein.scheduler.state import ModelState, SchedulerState, Waiter
+from pagein.scheduler.state import ModelState, SchedulerState, Waiter, open_slots
 from pagein.units import format_duration
 
 
@@ -21,6 +21,19 @@ def backing_off(model: ModelState, now: float) -> LoadFailed:
         failures=model.failures,
         retry_after=max(1, round(model.retry_at - now)),
     )
+
+
+def refusal(state: SchedulerState, model: ModelState, now: float) -> PageinError | None:
+    """The error with which a request that comes now ends at once, or None; what never fits is told by `outlook`."""
+    if state.stopping:
+        return ShuttingDown("the daemon is stopping")
+    if model.problem is not None:
+        return LoadFailed(f"model {model.name!r} cannot be served: {model.problem}")
+    if model.state in (State.RELEASING, State.FAILED) and model.backs_off(now):
+        return backing_off(model, now)
+    if len(model.waiting) >= model.queue_limit + open_slots(state, model):
+        return QueueFull(model.name, len(model.waiting), model.queue_limit)
+    return None
 
 
 def refuse(state: SchedulerState, out: list[Action], model: ModelState, waiter: Waiter, error: PageinError) -> None:
@@ -45,19 +58,21 @@ def tell_waiters(state: SchedulerState, out: list[Action], everyone: bool) -> No
     for model in state.models.values():
         if not model.waiting or (not everyone and model.waiting[-1].told is not None):
             continue
-        reason = _why_wait(state, model)
+        reason = why_wait(state, model)
         for place, waiter in enumerate(model.waiting, start=1):
             if waiter.told != (reason, place) and (everyone or waiter.told is None):
                 waiter.told = (reason, place)
                 out.append(Wait(waiter.request_id, model.name, reason, place))
 
 
-def _why_wait(state: SchedulerState, model: ModelState) -> str:
-    if model.state is State.RESIDENT:
+def why_wait(state: SchedulerState, model: ModelState) -> str:
+    """Say what the requests of a model wait for now."""
+    if model.state is State.RESIDENT and not model.unload_wanted:
         turn = state.yielding.get(model.name)
         if turn is not None:
             return f"{model.name} yields its turn to {turn}"
-        return f"{model.name} is serving {state.leases.count(model.name)} requests, {model.parallel} at a time"
-    if model.state is State.DRAINING or model.state is State.RELEASING:
+        count = state.leases.count(model.name)
+        return f"{model.name} is serving {count} request{'s' if count != 1 else ''}, {model.parallel} at a time"
+    if model.unload_wanted or model.state is State.DRAINING or model.state is State.RELEASING:
         return f"{model.name} is leaving and will be loaded again"
     return model.last_reason

@@ -15,6 +15,7 @@ from pagein.errors import PageinError
 from pagein.exits import describe_exit, explain_exit
 from pagein.protocol import Failed, Hello, Ready, WorkerSpec
 from pagein.supervisor import faults
+from pagein.supervisor.boot import Booted
 from pagein.supervisor.launch import Launched, launch
 from pagein.supervisor.log import ModelLog
 from pagein.units import format_duration
@@ -70,14 +71,16 @@ class Child:
         environ: Mapping[str, str],
         log: ModelLog,
         on_spawn: Callable[[int], None] | None = None,
+        spare: Booted | None = None,
     ) -> Child:
         """Start a worker and wait until its model is ready, at most ``spec.ready_timeout`` seconds.
 
         ``on_spawn`` gets the process id before the worker has its spec, so before it takes memory: the place for limits
-        and for the registry. Raises LoadFailed, or the error that the engine reported, with the last log lines, when
-        the worker fails, ends or is late. Its whole tree is gone then; so it is when the call is cancelled.
+        and for the registry. ``spare`` is a worker process that waits already (`Spare.take`). Raises LoadFailed, or the
+        error that the engine reported, with the last log lines, when the worker fails, ends or is late. Its whole tree
+        is gone then; so it is when the call is cancelled.
         """
-        child = cls(await launch(spec, environ, log))
+        child = cls(await launch(spec, environ, log, spare))
         try:
             if on_spawn is not None:
                 on_spawn(child.pid)

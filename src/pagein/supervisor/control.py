@@ -13,14 +13,14 @@ _LONGEST_MESSAGE = 64 * 1024
 class ControlPipe:
     """Reads a worker's messages: only the child that was started holds the other end, and each has its token."""
 
-    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.BaseTransport, token: str) -> None:
+    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.BaseTransport) -> None:
         """Use `open`."""
         self._reader = reader
         self._transport = transport
-        self._token = token
+        self._token: str | None = None
 
     @classmethod
-    async def open(cls, token: str) -> tuple[ControlPipe, int]:
+    async def open(cls) -> tuple[ControlPipe, int]:
         """Return the reader and the descriptor of the other end, for the worker; the caller closes that one."""
         reading, writing = os.pipe()
         try:
@@ -31,7 +31,11 @@ class ControlPipe:
         except BaseException:
             os.close(writing)
             raise
-        return cls(reader, transport, token), writing
+        return cls(reader, transport), writing
+
+    def expect(self, token: str) -> None:
+        """From now on, messages must carry this token; before, none is accepted."""
+        self._token = token
 
     async def receive(self) -> Message | None:
         """The next message, or None when the worker closed the pipe; raises ValueError for anything else."""

@@ -1,13 +1,11 @@
-"""Starts a worker process: its pipes, its socket folder, its environment."""
+"""Gives a worker process its spec: what it is to load, its socket folder, its log."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import secrets
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,11 +14,12 @@ from pathlib import Path
 import psutil
 
 from pagein.errors import LoadFailed
-from pagein.protocol import CONTROL_FD_VARIABLE, WorkerSpec, encode
+from pagein.protocol import WorkerSpec, encode
+from pagein.supervisor.boot import Booted, boot, changes_to
 from pagein.supervisor.control import ControlPipe
 from pagein.supervisor.log import ModelLog
 from pagein.supervisor.log_pipe import LogPipe
-from pagein.supervisor.tree import MARK_VARIABLE, Tree
+from pagein.supervisor.tree import Tree
 
 _ROOM_FOR_SOCKET = 80  # a socket's path is at most 103 bytes on macOS, its name in the folder about 20
 
@@ -51,50 +50,29 @@ class Launched:
         shutil.rmtree(self.spec.socket_dir, ignore_errors=True)
 
 
-async def launch(spec: WorkerSpec, environ: Mapping[str, str], log: ModelLog) -> Launched:
-    """Start ``python -m pagein.worker`` in a session of its own; raises LoadFailed when the system refuses."""
-    async with contextlib.AsyncExitStack() as undo:
-        try:
-            return await _launch(spec, environ, log, undo)
-        except OSError as error:
-            raise LoadFailed(f"model {spec.name!r}: its worker cannot be started: {error}") from error
+async def launch(spec: WorkerSpec, environ: Mapping[str, str], log: ModelLog, booted: Booted | None = None) -> Launched:
+    """Make a worker process the worker of a model: the one that waits already, or a new one.
 
-
-async def _launch(
-    spec: WorkerSpec, environ: Mapping[str, str], log: ModelLog, undo: contextlib.AsyncExitStack
-) -> Launched:
-    folder = _socket_folder(Path(spec.socket_dir))
-    undo.callback(shutil.rmtree, folder, ignore_errors=True)
-    mark = secrets.token_hex(16)
-    with contextlib.ExitStack() as ours:  # the worker's ends of the pipes: closed here in any case
-        control, control_end = await ControlPipe.open(spec.token)
-        ours.callback(os.close, control_end)
-        undo.callback(control.close)
-        log.begin()
-        log_pipe, log_end = await LogPipe.open(log)
-        ours.callback(os.close, log_end)
-        undo.callback(log_pipe.close)
-        stdin_end, stdin = os.pipe()
-        ours.callback(os.close, stdin_end)
-        undo.callback(os.close, stdin)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # nothing in the working directory shadows a module
-            "-m",
-            "pagein.worker",
-            stdin=stdin_end,
-            stdout=log_end,
-            stderr=log_end,
-            env={**environ, CONTROL_FD_VARIABLE: str(control_end), MARK_VARIABLE: mark},
-            pass_fds=(control_end,),
-            start_new_session=True,
-        )
+    Raises LoadFailed when the system refuses.
+    """
+    log.begin()
     try:
-        tree = Tree(process.pid, mark)
+        folder = _socket_folder(Path(spec.socket_dir))
+        try:
+            booted = booted if booted is not None else await boot(environ)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise LoadFailed(f"model {spec.name!r}: its worker cannot be started: {error}") from error
     except psutil.Error as error:
         raise LoadFailed(f"model {spec.name!r}: its worker ended at once") from error
-    undo.pop_all()
-    return Launched(replace(spec, socket_dir=folder), process, tree, control, log, log_pipe, stdin)
+    changes = changes_to(booted.environ, environ)
+    assert changes is not None, "a spare worker was taken that cannot have this environment"
+    booted.control.expect(spec.token)
+    booted.log_pipe.attach(log)
+    spec = replace(spec, socket_dir=folder, environ=changes)
+    return Launched(spec, booted.process, booted.tree, booted.control, log, booted.log_pipe, booted.stdin)
 
 
 def _socket_folder(parent: Path) -> str:

@@ -8,29 +8,37 @@ import os
 from pagein.supervisor.log import ModelLog
 
 _BURST = 1024 * 1024
+_EARLY = 64 * 1024  # bytes kept of what a worker prints before it belongs to a model
 _PAUSE = 0.1  # seconds: a flood is read at 10 MiB/s at most, so that it takes little of the daemon's time
 
 
 class LogPipe(asyncio.Protocol):
     """Reads what a worker prints into its log: in bounded memory, and at a bounded rate."""
 
-    def __init__(self, log: ModelLog) -> None:
-        self._log = log
+    def __init__(self) -> None:
+        self._log: ModelLog | None = None
+        self._early = b""
         self._transport: asyncio.ReadTransport | None = None
         self._allowed = _BURST
         self._ended = asyncio.Event()
 
     @classmethod
-    async def open(cls, log: ModelLog) -> tuple[LogPipe, int]:
+    async def open(cls) -> tuple[LogPipe, int]:
         """Return the reader and the descriptor of the other end, for the worker; the caller closes that one."""
         reading, writing = os.pipe()
         try:
             loop = asyncio.get_running_loop()
-            _, pipe = await loop.connect_read_pipe(lambda: cls(log), os.fdopen(reading, "rb", buffering=0))
+            _, pipe = await loop.connect_read_pipe(cls, os.fdopen(reading, "rb", buffering=0))
         except BaseException:
             os.close(writing)
             raise
         return pipe, writing
+
+    def attach(self, log: ModelLog) -> None:
+        """From now on, write into this log, first what came before."""
+        self._log = log
+        log.write(self._early)
+        self._early = b""
 
     async def drain(self, timeout: float) -> None:
         """Wait until all writers are gone and everything is read, at most ``timeout`` seconds; then close."""
@@ -54,7 +62,10 @@ class LogPipe(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio."""
-        self._log.write(data)
+        if self._log is not None:
+            self._log.write(data)
+        else:
+            self._early = (self._early + data)[-_EARLY:]
         self._allowed -= len(data)
         if self._allowed <= 0 and self._transport is not None:
             self._transport.pause_reading()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 
@@ -21,6 +22,7 @@ def main() -> int:
     die_with_parent(signal.SIGKILL)
     try:
         control = Control.inherited()
+        _use_the_wait()
         spec = read_spec(_STDIN)
         control.send(Hello(spec.token, os.getpid()))
     except (ValueError, EOFError, OSError) as error:
@@ -31,6 +33,12 @@ def main() -> int:
         return run(spec, control)
     except (Stopping, OSError) as error:  # stopped while stopping, or the daemon is gone
         return 0 if isinstance(error, Stopping) else 1
+
+
+def _use_the_wait() -> None:
+    """A spare worker that nobody needs yet imports what starting a server program takes."""
+    if not select.select([_STDIN], [], [], 0)[0]:
+        import pagein.engines.llama_cpp  # noqa: F401
 
 
 def _leave(code: int) -> None:

@@ -22,6 +22,7 @@ def run(spec: WorkerSpec, control: Control) -> int:
     engine: Engine | None = None
     signal.signal(signal.SIGTERM, _raise_stopping)
     try:
+        _change_environment(spec.environ)
         _use_cores(spec.cpus)
         engine = find_engine(spec.engine)(spec)
         started = engine.start()
@@ -46,6 +47,14 @@ def run(spec: WorkerSpec, control: Control) -> int:
 
 def _raise_stopping(number: int, frame: FrameType | None) -> None:
     raise Stopping
+
+
+def _change_environment(changes: dict[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _use_cores(cpus: list[int] | None) -> None:
