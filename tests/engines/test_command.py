@@ -66,8 +66,8 @@ def test_capabilities_are_checked():
 
 def test_the_version_is_the_program_and_what_is_configured():
     """Measured peaks are kept apart by it."""
-    assert Command(make_spec("/opt/bin/serve")).version() == "serve"
-    assert Command(make_spec("/opt/bin/serve", options={"version": "2.1"})).version() == "serve 2.1"
+    assert Command(make_spec("/usr/local/bin/serve")).version() == "serve"
+    assert Command(make_spec("/usr/local/bin/serve", options={"version": "2.1"})).version() == "serve 2.1"
 
 
 async def test_a_server_on_a_port_is_proved_to_be_ours(start_worker):

@@ -152,7 +152,8 @@ class World:
             for name in list(self.freeing):
                 self.freed(name)
             for name in list(self.loading):
-                self.ready(name)
+                if name in self.loading:  # what became ready before can have ended a load that nobody wants
+                    self.ready(name)
 
     def resident(self) -> set[str]:
         return {m.name for m in self.state.models.values() if m.state is State.RESIDENT}
