@@ -62,14 +62,16 @@ async def test_a_failed_load_is_a_line_of_the_log_too(make_lab):
 async def test_the_unload_of_a_shutdown_is_logged_once_with_its_bytes(make_lab):
     """The last measurement is still known then, and a stop in progress does not write a second line."""
     lab = make_lab(a={}, b={})
-    await lab.resident("a", 50 * MIB)
+    slow = await lab.resident("a", 50 * MIB)
     leaving = await lab.resident("b", 40 * MIB)
-    leaving.stubborn = True
+    leaving.stubborn = slow.stubborn = True
     lab.inbox.post(ev.UnloadWanted("b"))
     await lab.settle()
     ending = asyncio.ensure_future(lab.fleet.stop_all(5.0))
     await lab.settle()
     leaving.end(None)
+    await lab.settle()
+    slow.end(None)
     await ending
     assert lab.log_lines("a")[1:] == [
         f'unload seconds=0.000 before.ram={50 * MIB} after.ram=0 why="the daemon stops"',

@@ -5,7 +5,7 @@ import asyncio
 from pagein.daemon.journal import KEPT, SUBSCRIBER_BACKLOG, Journal
 from pagein.errors import QueueFull
 from pagein.scheduler import events as ev
-from pagein.scheduler.actions import Grant, Load, Refuse, Stop
+from pagein.scheduler.actions import Grant, Load, Note, Refuse, Stop
 
 
 def test_what_was_decided_can_be_asked_for_in_order():
@@ -54,18 +54,22 @@ def test_refusals_do_not_push_out_loads_and_evictions():
 
 
 def test_what_happened_stands_before_what_was_decided_because_of_it():
-    """A worker's end, then the load that its memory makes possible."""
+    """A worker's end, then the load that its memory makes possible; each is told once, with the scheduler's reason."""
     journal = Journal()
-    journal.on_step(ev.WorkerExited("a", QueueFull("a", 2, 2)), [])
+    journal.on_step(ev.WorkerExited("a", QueueFull("a", 2, 2)), [Note("a", "it died; next try in 1.0 s")])
     journal.on_step(ev.Freed("a"), [Load("b", {"ram": 4}, "fits")])
-    journal.on_step(ev.BecameReady("b", {"ram": 3}, 1.25), [])
+    journal.on_step(ev.BecameReady("b", {"ram": 3}, 1.25), [Note("b", "ready after 1.2 s"), Grant(1, "b", "resident")])
+    journal.on_step(ev.BecameReady("b", {"ram": 3}, 1.25), [])  # it was told to leave before
     assert [(d.kind, d.model) for d in journal.last(None, 10)] == [
         ("failed", "a"),
         ("freed", "a"),
         ("load", "b"),
         ("ready", "b"),
+        ("grant", "b"),
     ]
-    assert journal.last("b", 1)[0].data == {"used": {"ram": 3}}
+    ready = journal.last("b", 2)[0]
+    assert (ready.reason, ready.data) == ("ready after 1.2 s", {"used": {"ram": 3}})
+    assert journal.last("a", 2)[0].reason == "it died; next try in 1.0 s"
     assert journal.last(None, 0) == []
 
 

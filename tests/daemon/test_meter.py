@@ -125,23 +125,21 @@ async def test_small_growth_is_not_news_at_every_sample(make_lab):
 
 async def test_what_a_model_took_is_remembered_for_the_next_start(make_lab):
     """The peak of a use; the peak of a load alone as a lower bound; also of one that was ended before it served."""
-    lab = make_lab(used={}, loaded={}, liar={"need": 50 * MIB})
-    for name in ("used", "loaded"):
+    lab = make_lab(used={}, loaded={}, left={}, liar={"need": 50 * MIB})
+    for name in ("used", "loaded", "left"):
         await lab.resident(name, 80 * MIB)
     await used(lab, "used")
+    await used(lab, "left", status=499)
     lab.inbox.post(ev.LoadWanted("liar"))
     await lab.settle()
     lab.ram[lab.child("liar").pid] = 300 * MIB
     await lab.meter.sample()
-    for name in ("used", "loaded", "liar"):
+    names = ("used", "loaded", "left", "liar")
+    for name in names:
         await lab.desk.unload(name)
-    seen = {name: lab.peaks.peak(f"key of {name}") for name in ("used", "loaded", "liar")}
-    assert {name: row.used for name, row in seen.items()} == {
-        "used": {"ram": 80 * MIB},
-        "loaded": {"ram": 80 * MIB},
-        "liar": {"ram": 300 * MIB},
-    }
-    assert {name: row.in_use for name, row in seen.items()} == {"used": True, "loaded": False, "liar": False}
+    seen = [lab.peaks.peak(f"key of {name}") for name in names]
+    assert [row.used["ram"] // MIB for row in seen] == [80, 80, 80, 300]
+    assert [row.in_use for row in seen] == [True, False, False, False]
 
 
 async def test_closing_remembers_what_still_runs(make_lab):

@@ -152,3 +152,14 @@ def test_who_waited_for_a_place_at_a_busy_model_is_told_so_in_the_end():
     w.request("a")
     w.tick(61.0)
     assert w.last(Refuse).error.message.endswith("a is serving 1 request, 1 at a time")
+
+
+def test_keep_alive_of_nothing_lets_a_load_without_use_stay():
+    """An operator loads for the request that comes next: it goes after that one, not before."""
+    w = World(10, [model("a", 4, keep_alive=0.0)])
+    w.send(ev.LoadWanted("a"))
+    w.run_effects()
+    w.tick(60.0)
+    assert w.resident() == {"a"}
+    w.finish(w.request("a"))
+    assert w.stops == ["a"]

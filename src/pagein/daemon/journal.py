@@ -35,16 +35,18 @@ class Journal:
         self._closed = False
 
     def on_step(self, event: ev.Event, actions: list[Action]) -> None:
-        """Record what happened and what was decided."""
+        """Record what happened, in the scheduler's words where it has any, and what was decided."""
+        note = _note_of(event, actions)
         match event:
-            case ev.BecameReady():
-                self.record("ready", event.model, f"ready after {event.load_seconds:.2f} s", data={"used": event.used})
-            case ev.LoadBroke() | ev.WorkerExited():
-                self.record("failed", event.model, event.error.message)
+            case ev.BecameReady() if note is not None:
+                self.record("ready", event.model, note.reason, data={"used": event.used})
+            case ev.LoadBroke() | ev.WorkerExited() if note is not None:
+                self.record("failed", event.model, note.reason)
             case ev.Freed():
                 self.record("freed", event.model, "its memory was measured to be back")
         for action in actions:
-            self._record_action(action)
+            if action is not note:
+                self._record_action(action)
 
     def _record_action(self, action: Action) -> None:
         match action:
@@ -107,3 +109,10 @@ class Journal:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(None)
+
+
+def _note_of(event: ev.Event, actions: list[Action]) -> Note | None:
+    """What the scheduler said about a worker's start or end; None where it had told it to leave before."""
+    if not isinstance(event, ev.BecameReady | ev.LoadBroke | ev.WorkerExited):
+        return None
+    return next((a for a in actions if isinstance(a, Note) and a.model == event.model), None)
