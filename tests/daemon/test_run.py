@@ -56,7 +56,7 @@ class Life:
 
 
 @pytest.fixture
-async def start(tmp_path, monkeypatch):
+async def start(tmp_path, monkeypatch, bounded):
     """Start a daemon; it must have ended when the test ends, and leave no task."""
     lives = []
     with contextlib.ExitStack() as houses:

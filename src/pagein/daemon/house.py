@@ -71,8 +71,8 @@ class House:
         record = self.state_dir / _RECORD
         with contextlib.suppress(OSError, UnicodeDecodeError):
             folder = Path(record.read_text().strip())
-            if folder.name.startswith(_PREFIX) and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
-                shutil.rmtree(folder, ignore_errors=True)
+            if folder.name.startswith(_PREFIX) and folder.stat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)  # does nothing to a link
         record.unlink(missing_ok=True)
 
     def publish(self, address: str) -> None:
