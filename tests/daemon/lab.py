@@ -24,19 +24,21 @@ from pagein.scheduler.actions import Action
 MIB = 1024**2
 
 
-class NoSpare:
-    """Stands for `pagein.supervisor.spare.Spare` where no process waits."""
+class FakeSpare:
+    """Stands for `pagein.supervisor.spare.Spare`: tells what was asked of it, and hands nothing over."""
 
-    pid = None
+    def __init__(self, environ: Any = None) -> None:
+        self.pid: int | None = None
+        self.acts: list[str] = []
 
     def take(self, environ: Any) -> None:
-        return None
+        self.acts.append("take")
 
     def refill(self) -> None:
-        pass
+        self.acts.append("refill")
 
     async def close(self) -> None:
-        pass
+        self.acts.append("close")
 
 
 class FakeChild:
@@ -134,7 +136,7 @@ class Lab:
         self.state = SchedulerState(budgets, states, run.limits(self.settings))
         self.inbox = inbox.Inbox(Scheduler(self.state))
         self.journal = journal.Journal()
-        spare: Any = NoSpare()
+        self.spare = spare = FakeSpare()
         self.meter = meter.Meter(self.entries, self.inbox, self.peaks, 0.5, spare)
         self.fleet = fleet.Fleet(self.settings, self.entries, self.inbox, self.meter, self.folder / "run", spare)
         self.view = views.View(self.entries, self.budgets, self.inbox, self.meter, self.fleet)
@@ -155,6 +157,7 @@ class Lab:
         monkeypatch.setattr(meter, "TreeSampler", lambda: SimpleNamespace(sample=lambda pids: self.read_trees(pids)))
         monkeypatch.setattr(meter, "read_trees", lambda pids: self.read_trees(pids))
         monkeypatch.setattr(meter, "read_machine", lambda: self.read_machine())
+        monkeypatch.setattr(run, "Spare", FakeSpare)
         for module in (meter, run):
             monkeypatch.setattr(module, "pss_of", lambda pid: self.own)
         monkeypatch.setattr(asyncio, "to_thread", _at_once)

@@ -330,6 +330,25 @@ async def test_those_that_use_their_grace_can_be_killed_after_all(make_lab):
     assert child.kills == 1
 
 
+async def test_the_next_spare_worker_is_started_when_a_load_is_over(make_lab):
+    """Not while it loads, from which it would take time; also after one that failed; at the end it is closed first."""
+    lab = make_lab(a={})
+    for ends in (lambda child: child.become_ready(), lambda child: child.fail(LoadFailed("broke"))):
+        lab.spare.acts.clear()
+        lab.inbox.post(ev.LoadWanted("a"))
+        await lab.settle()
+        assert lab.spare.acts == ["take"]
+        ends(lab.child("a"))
+        await lab.settle()
+        assert lab.spare.acts == ["take", "refill"]
+        await lab.desk.unload("a")
+    lab.inbox.post(ev.LoadWanted("a"))
+    await lab.settle()
+    lab.spare.acts.clear()
+    await lab.fleet.stop_all(1.0)
+    assert lab.spare.acts == ["close", "refill"]
+
+
 async def test_a_task_that_fails_is_said_so(make_lab, caplog):
     """No fault of the fleet is silent."""
     lab = make_lab(a={})

@@ -73,7 +73,7 @@ def test_what_happened_stands_before_what_was_decided_because_of_it():
     assert journal.last(None, 0) == []
 
 
-async def test_a_subscription_that_comes_after_the_end_ends_at_once():
+async def test_a_subscription_that_comes_after_the_end_ends_at_once(bounded):
     """A client of the event stream does not hold up the shutdown."""
     journal = Journal()
     journal.close()

@@ -44,6 +44,15 @@ async def test_the_daemon_s_own_bytes_are_charged(make_lab):
     assert lab.meter.daemon_bytes is None
 
 
+async def test_a_spare_worker_s_bytes_are_the_daemon_s(make_lab):
+    """It belongs to no model yet."""
+    lab = make_lab(a={})
+    lab.spare.pid = 77
+    await lab.meter.sample()
+    assert lab.meter.daemon_bytes == 20 * MIB
+    assert lab.meter.highest == {"ram": 20 * MIB}
+
+
 async def test_a_load_s_bytes_and_the_machine_s_are_told_together(make_lab):
     """Else what the load took would count as free a second time, and the next one would be let in on it (rule 2)."""
     lab = make_lab(a={"need": 400 * MIB, "pin": True}, b={"need": 400 * MIB})

@@ -30,6 +30,7 @@ def test_one_that_backs_off_holds_nobody_up_in_the_dry_run_either():
     w.granted.clear()  # the client learns of the death a moment later
     w.dies("broken")
     w.freed("broken")
+    w.tick(1.0)
     assert waiting in w.waiting
     assert outcome(w, "a") == "load"
     w.request("a")

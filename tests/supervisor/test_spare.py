@@ -9,6 +9,7 @@ import psutil
 import pytest
 from tests.workers import ask
 
+from pagein.errors import LoadFailed
 from pagein.supervisor.boot import changes_to
 from pagein.supervisor.child import Child
 from pagein.supervisor.environment import worker_environment
@@ -59,6 +60,17 @@ async def test_a_spare_that_was_killed_is_not_handed_over(spare, fake_spec):
     booted = spare.take(environ)
     assert booted is not None
     await booted.discard()
+
+
+async def test_a_load_that_cannot_begin_leaves_no_process(spare, fake_spec, model_log, tmp_path):
+    """Without a folder for its socket the worker that waited is ended, and the error says why."""
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    spec, process = fake_spec(socket_dir=str(in_the_way)), psutil.Process(spare.pid)
+    environ = worker_environment(spec, {})
+    with pytest.raises(LoadFailed, match="cannot be started"):
+        await Child.start(spec, environ=environ, log=model_log, spare=spare.take(environ))
+    assert not process.is_running()
 
 
 async def test_closing_leaves_no_process(fake_spec):

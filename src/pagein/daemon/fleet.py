@@ -262,8 +262,8 @@ class Fleet:
 
     async def stop_all(self, grace: float) -> None:
         """End every worker at once (shutdown); returns when all are gone."""
-        await asyncio.gather(*(self._shut(name, worker, grace) for name, worker in list(self._workers.items())))
-        await self._spare.close()
+        ends = [self._shut(name, worker, grace) for name, worker in self._workers.items()]
+        await asyncio.gather(self._spare.close(), *ends)  # that first: a load that is ended here needs no next one
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

@@ -82,12 +82,13 @@ class Child:
         """
         child = cls(await launch(spec, environ, log, spare))
         try:
-            if on_spawn is not None:
-                on_spawn(child.pid)
-            child.ready = await child._become_ready(spec.ready_timeout)
-        except _NotReady as failure:
-            raise await child._explain(failure) from None
-        except BaseException:
+            try:
+                if on_spawn is not None:
+                    on_spawn(child.pid)
+                child.ready = await child._become_ready(spec.ready_timeout)
+            except _NotReady as failure:
+                raise await child._explain(failure) from None
+        except BaseException:  # also a cancellation while the failure is explained
             await asyncio.shield(child.kill())
             raise
         return child

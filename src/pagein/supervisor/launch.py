@@ -57,16 +57,16 @@ async def launch(spec: WorkerSpec, environ: Mapping[str, str], log: ModelLog, bo
     """
     log.begin()
     try:
-        folder = _socket_folder(Path(spec.socket_dir))
-        try:
-            booted = booted if booted is not None else await boot(environ)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+        booted = booted if booted is not None else await boot(environ)
     except OSError as error:
         raise LoadFailed(f"model {spec.name!r}: its worker cannot be started: {error}") from error
     except psutil.Error as error:
         raise LoadFailed(f"model {spec.name!r}: its worker ended at once") from error
+    try:
+        folder = _socket_folder(Path(spec.socket_dir))
+    except OSError as error:
+        await booted.discard()
+        raise LoadFailed(f"model {spec.name!r}: its worker cannot be started: {error}") from error
     changes = changes_to(booted.environ, environ)
     assert changes is not None, "a spare worker was taken that cannot have this environment"
     booted.control.expect(spec.token)
