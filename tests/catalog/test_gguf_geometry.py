@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pagein.catalog.geometry import Geometry
 from pagein.catalog.gguf import read_gguf
-from pagein.catalog.gguf_geometry import Geometry, geometry
+from pagein.catalog.gguf_geometry import geometry
 from pagein.errors import BadModelFile
 from tests.catalog.build import SMALL_LLAMA, gguf, write
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pagein.catalog.bounded import bad
@@ -40,19 +41,7 @@ def describe_gguf(path: Path) -> ModelInfo:
         file_bytes=sum(part.size for part in parts),
         weight_bytes=sum(part.weight_bytes for part in parts),
         parameters=sum(part.parameters for part in parts),
-        architecture=shape.architecture,
-        context_train=shape.context_train,
-        kv_bytes_per_token=shape.kv_bytes_per_token,
-        kv_window_bytes=shape.kv_window_bytes,
-        kv_window=shape.kv_window,
-        state_bytes=shape.state_bytes,
-        vocabulary=shape.vocabulary,
-        embedding_length=shape.embedding_length,
-        feed_forward_length=shape.feed_forward_length,
-        heads=shape.heads,
-        layers=shape.layers,
-        has_chat_template=shape.has_chat_template,
-        pooling=shape.pooling,
+        **asdict(shape),
         metadata={
             "name": _text(header, "general.name"),
             "kind": _text(header, "general.type"),
@@ -88,7 +77,7 @@ def describe_safetensors(path: Path, shards: Sequence[Path]) -> ModelInfo:
     if folder is not path and _SHARD.search(path.name):
         raise bad(path, "is one of several shards", hint="name the folder")
     tables = read_sharded(folder, list(shards), indexed=path.is_dir())
-    shape = read_config(folder)
+    shape = replace(read_config(folder), has_chat_template=has_chat_template(folder))
     by_type: dict[str, int] = {}
     for table in tables:
         for kind, size in table.bytes_by_type.items():
@@ -100,17 +89,7 @@ def describe_safetensors(path: Path, shards: Sequence[Path]) -> ModelInfo:
         file_bytes=sum(table.size for table in tables),
         weight_bytes=sum(table.weight_bytes for table in tables),
         parameters=sum(table.parameters for table in tables),
-        architecture=shape.architecture,
-        context_train=shape.context_train,
-        kv_bytes_per_token=shape.kv_bytes_per_token,
-        kv_window_bytes=shape.kv_window_bytes,
-        kv_window=shape.kv_window,
-        vocabulary=shape.vocabulary,
-        embedding_length=shape.embedding_length,
-        feed_forward_length=shape.feed_forward_length,
-        heads=shape.heads,
-        layers=shape.layers,
-        has_chat_template=has_chat_template(folder),
+        **asdict(shape),
         metadata={"bytes_by_type": by_type},
     )
 

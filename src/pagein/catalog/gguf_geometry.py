@@ -6,17 +6,11 @@ V row per KV head, layer and token; layers with a sliding window keep only the w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pagein.catalog.bounded import bad
+from pagein.catalog.geometry import F16, LARGEST_LENGTH, MOST_LAYERS, Geometry
 from pagein.catalog.gguf import Counted, GgufHeader
 
-F16 = 2
-"""Bytes of a value in the default KV cache."""
 F32 = 4
-MOST_LAYERS = 4096
-LARGEST_LENGTH = 2**31
-"""Bound on every length of a header (context, width, heads): ggml counts them in 32 bits."""
 
 WINDOW_PERIODS = {
     "gemma2": 2,
@@ -49,25 +43,6 @@ WITHOUT_CACHE = {
 
 POOLINGS = {1: "mean", 2: "cls", 3: "last", 4: "rank"}
 """``enum llama_pooling_type``; 0 is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Geometry:
-    """The shape of a model as far as it decides memory; f16 bytes, unknown is None."""
-
-    architecture: str
-    layers: int | None = None
-    heads: int | None = None
-    embedding_length: int | None = None
-    feed_forward_length: int | None = None
-    context_train: int | None = None
-    vocabulary: int | None = None
-    kv_bytes_per_token: int | None = None
-    kv_window_bytes: int = 0
-    kv_window: int | None = None
-    state_bytes: int = 0
-    pooling: str | None = None
-    has_chat_template: bool = False
 
 
 class _Keys:

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from pagein.catalog.bounded import BoundedFile, bad, read_json
 from pagein.catalog.folder import inside
+from pagein.catalog.geometry import F16, LARGEST_LENGTH, MOST_LAYERS, Geometry
 
 CONFIG_LIMIT = 4 * 1024**2
 TEMPLATE_LIMIT = 64 * 1024**2
-LARGEST_LENGTH = 2**31
-MOST_LAYERS = 4096
-F16 = 2
 _WINDOWED = ("sliding_attention", "chunked_attention", "local_attention")
 
 
-@dataclass(frozen=True, slots=True)
-class HfGeometry:
-    """What ``config.json`` says; f16 bytes, unknown is None."""
-
-    architecture: str | None = None
-    layers: int | None = None
-    heads: int | None = None
-    embedding_length: int | None = None
-    feed_forward_length: int | None = None
-    context_train: int | None = None
-    vocabulary: int | None = None
-    kv_bytes_per_token: int | None = None
-    kv_window_bytes: int = 0
-    kv_window: int | None = None
-
-
-def read_config(folder: Path) -> HfGeometry:
+def read_config(folder: Path) -> Geometry:
     """Read the geometry; without a ``config.json`` everything is unknown. Raises BadModelFile for a broken one."""
     path = folder / "config.json"
     if not path.is_file():
-        return HfGeometry()
+        return Geometry()
     body = read_json(inside(folder, path.name), CONFIG_LIMIT)
     text = body.get("text_config")
     return _Config(path, body, text if isinstance(text, dict) else body).geometry()
@@ -61,12 +42,12 @@ class _Config:
         self._body = body
         self._text = text
 
-    def geometry(self) -> HfGeometry:
+    def geometry(self) -> Geometry:
         kind = self._body.get("model_type")
         heads, width = self._first("num_attention_heads", "n_head"), self._first("hidden_size", "n_embd", "d_model")
         layers = self._first("num_hidden_layers", "n_layer", most=MOST_LAYERS)
         full, window_bytes, window = self._cache(layers, heads, width)
-        return HfGeometry(
+        return Geometry(
             architecture=kind if isinstance(kind, str) else None,
             layers=layers,
             heads=heads,
