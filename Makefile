@@ -1,12 +1,12 @@
 # Pagein. `make demo` shows it, `make test` tests it; each sets up what it needs in .venv.
-.PHONY: help demo serve test test-unit test-engines test-wheel lint format docs bench bench-gateway bench-swap clean
+.PHONY: help demo serve test test-unit test-engines test-wheel lint format docs bench bench-gateway bench-swap bench-compute-lock bench-scenarios bench-chaos bench-kill bench-endurance clean
 .DEFAULT_GOAL := help
 
 PY := .venv/bin/python
 SETUP := ./scripts/setup
 
 help:           ## this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 20
 
 demo:           ## the five-model task on real models, in less memory than they need
 	@$(SETUP) demo
@@ -16,11 +16,15 @@ serve:          ## the daemon on the five models, until Ctrl-C
 	@$(SETUP) demo
 	@.venv/bin/pagein serve examples/five-models.yaml
 
-test: test-unit test-engines test-wheel   ## every test: fast ones first, then real engines, then the built wheel
+test: test-unit test-scenarios test-engines test-wheel   ## every test: fast ones first, the built wheel last
 
 test-unit:      ## the unit suite
 	@$(SETUP) dev
-	@$(PY) -m pytest -m "not engines"
+	@$(PY) -m pytest -m "not engines and not scenarios"
+
+test-scenarios: ## real daemons and workers, with a fake engine that misbehaves
+	@$(SETUP) dev
+	@$(PY) -m pytest -m scenarios
 
 test-engines:   ## tests on real engines and weights
 	@$(SETUP) dev
@@ -59,6 +63,26 @@ bench-gateway:  ## added time per request and requests per second, beside a rout
 bench-swap:     ## two models that exclude each other, alternating, beside a router
 	@$(SETUP) bench
 	@$(PY) benchmarks/swap.py
+
+bench-compute-lock: ## what letting heavy models compute one at a time buys and costs
+	@$(SETUP) bench
+	@$(PY) benchmarks/compute_lock.py
+
+bench-scenarios: ## the situations that break model managers, against Pagein and a router
+	@$(SETUP) bench
+	@$(PY) benchmarks/run_scenarios.py
+
+bench-chaos:    ## ten minutes of everything that goes wrong, judged from outside
+	@$(SETUP) dev
+	@$(PY) benchmarks/chaos.py
+
+bench-kill:     ## kill -9 of the daemon at 50 random moments under load
+	@$(SETUP) dev
+	@$(PY) benchmarks/kill.py
+
+bench-endurance: ## 10,000 requests over five models in room for two
+	@$(SETUP) dev
+	@$(PY) benchmarks/endurance.py
 
 clean:          ## remove everything that was made here
 	rm -rf .venv models .state .cache dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

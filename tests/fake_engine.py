@@ -3,12 +3,13 @@
 
 Standard library only; runs alone: ``python fake_engine.py --port 8000 --allocate 100MiB``. Beside the API it answers
 ``GET /control/state`` and ``POST /control/{release,hold,healthy,unhealthy,allocate,print,die}``, so that a test decides
-when something happens instead of waiting for it.
+when something happens instead of waiting for it; a request's own field ``garbage`` stands for ``--garbage``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -21,51 +22,10 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
-from fake_memory import map_file, start_grandchild, touch  # lies beside this file
-
-
-def parse_size(text: str) -> int:
-    """Bytes of ``100MiB``, ``2GiB``, ``4096``."""
-    for unit, factor in (("KiB", 1024), ("MiB", 1024**2), ("GiB", 1024**3)):
-        if text.endswith(unit):
-            return int(float(text[: -len(unit)]) * factor)
-    return int(text)
-
-
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The switches; see ``--help``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, help="listen on this loopback port; 0 takes a free one")
-    parser.add_argument("--socket", help="listen on this Unix socket")
-    parser.add_argument("--name", default="fake", help="model name in answers")
-    parser.add_argument("--allocate", type=parse_size, default=0, help="bytes of memory to take and touch")
-    parser.add_argument("--mmap", type=parse_size, default=0, help="bytes of a file to map and touch")
-    parser.add_argument("--request-bytes", type=parse_size, default=0, help="bytes to take and touch during a request")
-    parser.add_argument("--load-seconds", type=float, default=0.0, help="answer 503 on /health for so long")
-    parser.add_argument("--load-gate", help="do not listen until somebody opens this fifo for writing")
-    parser.add_argument("--unhealthy", action="store_true", help="answer 503 on /health until /control/healthy")
-    parser.add_argument("--no-health", action="store_true", help="have no /health: 404, as some servers do")
-    parser.add_argument("--ignore-sigterm", action="store_true", help="go on after SIGTERM")
-    parser.add_argument("--die-before-listen", action="store_true", help="end instead of listening")
-    parser.add_argument("--die-after", type=int, metavar="N", help="end in the middle of the Nth answer")
-    parser.add_argument("--exit-code", type=int, default=3, help="exit code of every --die-…; -9 kills itself")
-    parser.add_argument("--hang", action="store_true", help="accept requests and never answer them")
-    parser.add_argument("--hang-health", action="store_true", help="accept health probes and never answer them")
-    parser.add_argument("--hold", action="store_true", help="hold requests until /control/release")
-    parser.add_argument("--hold-after", type=int, default=0, metavar="N", help="hold them after N tokens of the answer")
-    parser.add_argument(
-        "--grandchild",
-        choices=["plain", "session", "orphan", "hidden"],
-        help="start a process that outlives this one: a child, one in its own session, one whose parent has ended, "
-        "one that also has an empty environment",
-    )
-    parser.add_argument("--grandchild-bytes", type=parse_size, default=0, help="bytes that it takes and touches")
-    parser.add_argument("--garbage", choices=["text", "half-json", "bad-sse", "huge", "close"], help="answer nonsense")
-    parser.add_argument("--flood", type=parse_size, default=0, help="bytes of log lines to print at start")
-    parser.add_argument("--tokens", type=int, default=8, help="tokens of an answer, unless max_tokens is lower")
-    parser.add_argument("--tokens-per-second", type=float, help="pace of an answer; none = at once")
-    parser.add_argument("--context", type=int, help="refuse prompts of more words, as llama.cpp does")
-    return parser.parse_args(arguments)
+import fake_garbage  # these lie beside this file
+from fake_memory import map_file, start_grandchild, touch
+from fake_sleep import Bed
+from fake_switches import parse_arguments, parse_size
 
 
 class State:
@@ -74,13 +34,15 @@ class State:
     def __init__(self, switches: argparse.Namespace) -> None:
         self.switches = switches
         self.lock = threading.Condition()
-        self.healthy = not switches.unhealthy
+        self.probes = 0
+        self.healthy = not switches.unhealthy and switches.die_while_loading is None
         self.healthy_at = time.monotonic() + switches.load_seconds
         self.hold = switches.hold
         self.released = 0
         self.started = 0
         self.finished = 0
         self.cancelled = 0
+        self.bed = Bed(switches.allocate, switches.sleep)
         self.memory: list[object] = []
         self.grandchild: int | None = None
 
@@ -93,7 +55,16 @@ class State:
                 "cancelled": self.cancelled,
                 "in_flight": self.started - self.finished - self.cancelled,
                 "grandchild": self.grandchild,
+                "asleep": self.bed.asleep,
             }
+
+    def probed(self) -> None:
+        """A health probe came."""
+        with self.lock:
+            self.probes += 1
+            if self.probes == self.switches.die_while_loading:
+                print("fake engine: a layer is missing", file=sys.stderr, flush=True)
+                die(self.switches.exit_code)
 
     def is_healthy(self) -> bool:
         return self.healthy and time.monotonic() >= self.healthy_at
@@ -146,6 +117,10 @@ def die(code: int) -> None:
     os._exit(code)
 
 
+class Answered(Exception):
+    """The request was answered with nonsense."""
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Server
@@ -161,6 +136,11 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/health" and not switches.no_health:
             if switches.hang_health:
                 threading.Event().wait()
+            if switches.garbage_health:
+                with contextlib.suppress(Answered, OSError):
+                    self.nonsense(switches.garbage_health)
+                return
+            state.probed()
             healthy = state.is_healthy()
             self.answer({"status": "ok" if healthy else "loading"}, 200 if healthy else 503)
         elif path == "/v1/models":
@@ -181,18 +161,26 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self.answer(self.server.state.view())
             return
-        serve = ANSWERS.get(url.path)
+        bed, serve = self.server.state.bed, ANSWERS.get(url.path)
+        if bed.has(url.path):
+            self.answer({}, bed.tell(url.path))
+            return
         if serve is None:
             self.fail(404, "no such path")
+            return
+        if bed.asleep:
+            self.fail(503, "the model sleeps", "server_error")
             return
         finished = False
         number = self.server.state.enter()
         try:
-            self.misbehave()
             request = json.loads(body) if not url.path.startswith(("/v1/audio", "/v1/images")) else {}
+            self.misbehave(request)
             memory = touch(self.server.state.switches.request_bytes)
             serve(self, request, number)
             del memory
+            finished = True
+        except Answered:
             finished = True
         except ValueError as error:
             self.fail(400, str(error))
@@ -201,24 +189,18 @@ class Handler(BaseHTTPRequestHandler):
         finally:
             self.server.state.leave(finished)
 
-    def misbehave(self) -> None:
+    def misbehave(self, request: dict[str, object]) -> None:
         switches = self.server.state.switches
         if switches.hang:
             threading.Event().wait()
-        if switches.garbage == "close":
-            raise ConnectionError
-        if switches.garbage in ("text", "half-json"):
-            body = b"\x00\xff nonsense" if switches.garbage == "text" else b'{"object": "chat.completion", "cho'
-            self.raw(body)
-            raise ConnectionError
-        if switches.garbage == "bad-sse":
-            self.head("text/event-stream")
-            self.chunk(b"data: {not json\n\nevent: what\ndata: [1, 2\n\n")
-            raise ConnectionError
-        if switches.garbage == "huge":
-            self.head("application/json")
-            while True:
-                self.chunk(b" " * 65536)
+        if kind := request.get("garbage", switches.garbage):
+            self.nonsense(str(kind))
+
+    def nonsense(self, kind: str) -> None:
+        fake_garbage.answer(kind, self.wfile.write)
+        if kind not in fake_garbage.KEPT:
+            self.close_connection = True
+        raise Answered
 
     def answer(self, body: object, status: int = 200) -> None:
         self.raw(json.dumps(body).encode(), status)
@@ -356,20 +338,35 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         pass  # a client that leaves is no news
 
 
+def flood(switches: argparse.Namespace) -> None:
+    """Print too much, as told."""
+    for number in range(switches.flood // 64):
+        print(f"flood {number:09d} ".ljust(63, "x"), flush=False)
+    for output in (sys.stdout, sys.stderr) if switches.flood_line else ():
+        output.write("x" * switches.flood_line)
+    sys.stdout.flush()
+    if switches.flood_forever:
+        threading.Thread(target=print_forever, daemon=True).start()
+
+
+def print_forever() -> None:
+    while True:
+        print("flood ".ljust(4095, "x"), flush=True)
+
+
 def main() -> None:
     """Misbehave as told, then serve for ever."""
-    switches = parse_arguments()
+    switches = parse_arguments(__doc__)
+    if switches.slow_stop:
+        signal.signal(signal.SIGTERM, lambda number, frame: (time.sleep(switches.slow_stop), os._exit(0)))
     if switches.ignore_sigterm:
         signal.signal(signal.SIGTERM, lambda number, frame: print("SIGTERM ignored", flush=True))
     state = State(switches)
-    state.memory.append(touch(switches.allocate))
     if switches.mmap:
         state.memory.append(map_file(switches.mmap))
     if switches.grandchild:
         state.grandchild = start_grandchild(switches.grandchild, switches.grandchild_bytes)
-    for number in range(switches.flood // 64):
-        print(f"flood {number:09d} ".ljust(63, "x"), flush=False)
-    sys.stdout.flush()
+    flood(switches)
     if switches.load_gate:
         with open(switches.load_gate, "rb"):
             pass  # opening a fifo waits for the other side

@@ -71,34 +71,57 @@ def instant(folder: Path) -> Iterator[Arm]:
 
 
 @contextmanager
-def router(program: str, models: Sequence[EngineModel], folder: Path, most: int) -> Iterator[Arm]:
-    """llama-server's own router, which may hold so many models at once."""
+def router(
+    program: str,
+    models: Sequence[EngineModel],
+    folder: Path,
+    most: int,
+    more: Sequence[str] | None = None,
+    arguments: Sequence[str] = (),
+) -> Iterator[Arm]:
+    """llama-server's own router, which may hold so many models at once; ``more`` are further lines of each preset."""
     preset = folder / "router.ini"
-    preset.write_text("version = 1\n" + "".join(model.preset() for model in models))
+    sections = (model.preset() + lines for model, lines in zip(models, more or [""] * len(models), strict=True))
+    preset.write_text("version = 1\n" + "".join(sections))
     address = free_address()
     threads = dict(pairs(models[0].arguments()))["--threads-http"] or "-1"
     command = [program, "--models-preset", str(preset), "--models-max", str(most), "--no-webui"]
     # what the router is told about its own HTTP threads it also tells its children
-    command += ["--host", address[0], "--port", str(address[1]), "--threads-http", threads]
+    command += ["--host", address[0], "--port", str(address[1]), "--threads-http", threads, *arguments]
     with Program("router", command, folder, models[0].environment()) as running:
         running.until(lambda: _is_healthy(address))
         yield Arm("llama-server router", running, address)
 
 
 @contextmanager
-def pagein(models: Mapping[str, Any], folder: Path, budget: int | None = None, name: str = "pagein") -> Iterator[Arm]:
-    """A Pagein daemon on a configuration of its own; ``folder`` keeps what it remembers."""
-    configuration: dict[str, Any] = {"state_dir": str(folder / f"{name}-state"), "server": {"port": 0}}
-    if budget is not None:
-        configuration["budget"] = budget
+def pagein(
+    models: Mapping[str, Any],
+    folder: Path,
+    budget: int | None = None,
+    name: str = "pagein",
+    settings: Mapping[str, Any] | None = None,
+    cgroup: Path | None = None,
+) -> Iterator[Arm]:
+    """A Pagein daemon on a configuration of its own; ``folder`` keeps what it remembers, ``cgroup`` holds it."""
     file = folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump(configuration | {"models": dict(models)}, sort_keys=False))
+    write_configuration(file, models, budget, settings)
     told = folder / f"{name}-state" / "daemon.json"
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PAGEIN_")}
-    with Program(name, [sys.executable, "-m", "pagein", "serve", str(file)], folder, environ) as running:
-        running.until(lambda: _told(told, running.pid) is not None)
-        url = urlsplit(_told(told, running.pid) or "")
+    command = [sys.executable, "-m", "pagein", "serve", str(file)]
+    with Program(name, command, folder, environ, cgroup) as running:
+        running.until(lambda: told_address(told, running.pid) is not None)
+        url = urlsplit(told_address(told, running.pid) or "")
         yield Arm("Pagein", running, (url.hostname or "", url.port or 0))
+
+
+def write_configuration(
+    file: Path, models: Mapping[str, Any], budget: int | None, settings: Mapping[str, Any] | None = None
+) -> None:
+    """A configuration of Pagein with a state folder beside it."""
+    written: dict[str, Any] = {"state_dir": str(file.with_suffix("")) + "-state", "server": {"port": 0}}
+    if budget is not None:
+        written["budget"] = budget
+    file.write_text(yaml.safe_dump(written | dict(settings or {}) | {"models": dict(models)}, sort_keys=False))
 
 
 def find_nginx() -> str | None:
@@ -134,7 +157,8 @@ def _colon(address: Address) -> str:
     return f"{address[0]}:{address[1]}"
 
 
-def _told(file: Path, pid: int) -> str | None:
+def told_address(file: Path, pid: int) -> str | None:
+    """Where the Pagein daemon with this process answers, or None until it does."""
     try:
         said = json.loads(file.read_text())
     except (OSError, ValueError):

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from common.page_storms import details_of, scenario_table
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
-NAMES = ("gateway", "swap")
+NAMES = ("gateway", "swap", "compute-lock", "scenarios", "chaos", "kill", "endurance")
 
 INTRODUCTION = """# Benchmarks
 
-*Rendered from `benchmarks/results/` by every run of `make bench`; [`benchmarks/README.md`](../../benchmarks/README.md)
-says how it is measured.*
+*Rendered from `benchmarks/results/` by every `make bench-…`; [`benchmarks/README.md`](../../benchmarks/README.md) says
+how it is measured.*
 
 Side-by-side runs against peers, on one machine, in one run, with the same engine and the same settings in every arm
 unless a row says otherwise. Rows in which the peer is better are kept. *ratio* is Pagein : peer; it is left out where
@@ -26,6 +28,15 @@ ABOUT = {
     "and nginx as a plain reverse proxy (the floor).",
     "swap": "Two models and room for one, asked in turn: seconds from the request to the whole answer of four tokens, "
     "beside llama-server's router with `--models-max 1`.",
+    "compute-lock": "Two heavy models and a light one asked at once, with and without `scheduler.compute_lock` (here "
+    "*peer* is Pagein without it).",
+    "scenarios": "Situations that break model managers, each stated once and run against every manager that an adapter "
+    "drives. *n/a*: the manager has no such notion, or cannot be set up for it. Times are scaled down as told; engines "
+    "differ between managers, so verdicts compare behaviour, not speed.",
+    "chaos": "Random requests, disconnects, kills, lies about memory, edited configurations, foreign programs and "
+    "leases against a real daemon with fake engines; what must hold is judged from outside throughout.",
+    "kill": "kill -9 of the daemon at random moments under load, and a new daemon on the same state at once.",
+    "endurance": "Many requests over five fake models under a budget that holds two.",
 }
 
 
@@ -48,11 +59,16 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
         f"- {result['date']}, {host['cpu']}, {host['cores']} cores, {host['memory']}, {host['os']}, "
         f"Python {host['python']}; load average at the start {host['load_average_at_start']}"
     )
-    yield f"- Pagein {setup['pagein']}; llama-server {setup['llama_server']}" + (
-        f"; nginx {setup['nginx']}" if setup.get("nginx") else ""
-    )
-    yield f"- weights: {setup['weights']}"
+    versions = (("Pagein", "pagein"), ("llama-server", "llama_server"), ("nginx", "nginx"))
+    if told := [f"{what} {setup[key]}" for what, key in versions if setup.get(key)]:
+        yield f"- {'; '.join(told)}"
+    if "weights" in setup:
+        yield f"- weights: {setup['weights']}"
     yield from _details(setup)
+    yield from details_of(setup)
+    if "scenarios" in setup:
+        yield from scenario_table(setup)
+        return
     yield "\n| what | unit | Pagein | peer | | ratio | goal |"
     yield "|---|---|---:|---:|---|---:|---|"
     yield from map(_line, result["rows"])
@@ -74,7 +90,7 @@ def _line(row: dict[str, Any]) -> str:
     cells = (
         row["what"],
         row["unit"],
-        f"{row['ours']:g}",
+        "" if row["ours"] is None else f"{row['ours']:g}",
         "" if row["peer"] is None else f"{row['peer']:g}",
         row["peer_name"] or "",
         "" if row["ratio"] is None else f"{row['ratio']:.3g}",

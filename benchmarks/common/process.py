@@ -34,11 +34,16 @@ class Program:
     """A server that runs while the ``with`` block does; its output goes to a file."""
 
     def __init__(
-        self, name: str, command: Sequence[str], folder: Path, environ: Mapping[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        folder: Path,
+        environ: Mapping[str, str] | None = None,
+        cgroup: Path | None = None,
     ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        with self.log.open("wb") as output:
+        with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
@@ -46,7 +51,7 @@ class Program:
                 stderr=output,
                 env=dict(os.environ if environ is None else environ),
                 start_new_session=True,
-                preexec_fn=_end_with_us,
+                preexec_fn=lambda: _begin(cgroup),
             )
         self._tree = {psutil.Process(self._process.pid)}
 
@@ -71,6 +76,20 @@ class Program:
     def pid(self) -> int:
         """Its process."""
         return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended, or None while it runs."""
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> int:
+        """Wait for its end; raises subprocess.TimeoutExpired."""
+        return self._process.wait(seconds)
+
+    @property
+    def seen(self) -> set[psutil.Process]:
+        """Every process of its tree that was ever looked at."""
+        return self._tree
 
     @property
     def process(self) -> psutil.Process:
@@ -100,8 +119,11 @@ class Program:
         return self.log.read_text(errors="replace")[-3000:]
 
 
-def _end_with_us() -> None:
+def _begin(cgroup: Path | None) -> None:
+    """In the new process: end with the benchmark, and live in a group from the first byte on."""
     die_with_parent(signal.SIGTERM)
+    if cgroup is not None:
+        (cgroup / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def end_on_sigterm() -> None:

@@ -22,7 +22,7 @@ class Row:
 
     what: str
     unit: str
-    ours: float
+    ours: float | None
     peer: float | None = None
     peer_name: str | None = None
     ratio: float | None = None
@@ -38,14 +38,17 @@ def row(
     peer_name: str | None = None,
     *,
     below: float | None = None,
+    at_most: float | None = None,
     ratio_at_most: float | None = None,
     ratio_at_least: float | None = None,
 ) -> Row:
-    """One comparison, with at most one goal: ours below a number, or the ratio ours : peer on one side of a number."""
+    """One comparison, with one goal or none: ours below or at most a number, or a bound of the ratio ours : peer."""
     ratio = ours / peer if peer is not None and peer > 0 and ours > 0 else None
     goal, met = None, None
     if below is not None:
         goal, met = f"below {below:g} {unit}", ours < below
+    elif at_most is not None:
+        goal, met = f"at most {at_most:g} {unit}".strip(), ours <= at_most
     elif ratio is not None and ratio_at_most is not None:
         goal, met = f"ratio at most {ratio_at_most:g}", ratio <= ratio_at_most
     elif ratio is not None and ratio_at_least is not None:
@@ -87,7 +90,7 @@ def show(title: str, rows: Sequence[Row]) -> None:
         mark = {True: " ✓", False: " ✗", None: ""}[each.met]
         table.add_row(
             each.what,
-            f"{each.ours:g} {each.unit}",
+            "–" if each.ours is None else f"{each.ours:g} {each.unit}",
             "–" if each.peer is None else f"{each.peer:g}",
             each.peer_name or "",
             "–" if each.ratio is None else f"{each.ratio:.3g}",

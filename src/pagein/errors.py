@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pagein.units import format_bytes, format_duration
 
@@ -25,11 +25,32 @@ class PageinError(Exception):
         if hint is not None:
             self.hint = hint
 
+    def retold(self, message: str) -> Self:
+        """Return the same error in other words."""
+        other = self.__class__.__new__(self.__class__)
+        Exception.__init__(other, message)
+        other.__dict__.update(self.__dict__, message=message)
+        return other
+
+    def with_output(self, lines: list[str]) -> Self:
+        """Return the same error with the last lines that its worker printed."""
+        if not lines or self.details.get("log"):
+            return self
+        other = self.retold(add_output(self.message, lines))
+        other.details = {**self.details, "log": lines}
+        return other
+
+
+def add_output(message: str, lines: list[str]) -> str:
+    """Add the last lines of a worker's output to a message."""
+    return message if not lines else message + "\nlast output:\n" + "\n".join(f"  {line}" for line in lines)
+
 
 class ConfigError(PageinError):
     """The configuration is wrong; the message lists every fault with its line."""
 
     code = "invalid_config"
+    http_status = 400
     exit_code = 2
 
 
@@ -86,19 +107,26 @@ class RequestTooLarge(PageinError):
 
 
 class ContextLengthExceeded(PageinError):
-    """The prompt is longer than the model's configured context (row G8)."""
+    """The prompt is longer than the model's context, or the request wishes for a longer one (row G8)."""
 
     code = "context_length_exceeded"
     http_status = 400
 
-    def __init__(self, model: str, tokens: int | None, context: int | None) -> None:
+    def __init__(self, model: str, tokens: int | None, context: int | None, wish: str | None = None) -> None:
+        holds = context if context is not None else "fewer"
+        if wish is None:
+            message = f"the prompt has {tokens if tokens is not None else 'more'} tokens, "
+            hint = "shorten the prompt, or raise `context` of this model"
+        else:  # the field of the request; a model is never reloaded for it
+            message = f"the request wishes for a context of {tokens} tokens (`{wish}`), "
+            hint = f"lower `{wish}` or leave it out, or raise `context` of this model"
         super().__init__(
-            f"the prompt has {tokens if tokens is not None else 'more'} tokens, "
-            f"the context of {model!r} holds {context if context is not None else 'fewer'}",
-            hint="shorten the prompt, or raise `context` of this model",
+            f"{message}the context of {model!r} holds {holds}",
+            hint=hint,
             model=model,
             tokens=tokens,
             context=context,
+            param=wish,
         )
 
 
@@ -131,13 +159,24 @@ class WaitTooLong(PageinError):
     http_status = 503
     exit_code = 6
 
-    def __init__(self, model: str, waited: float, reason: str) -> None:
+    def __init__(
+        self,
+        model: str,
+        waited: float,
+        reason: str,
+        *,
+        position: int | None = None,
+        retry_after: float = 5,
+        hint: str = "try again later, or raise scheduler.max_wait",
+    ) -> None:
         super().__init__(
             f"model {model!r} was not available within {format_duration(waited)}: {reason}",
-            hint="try again later, or raise scheduler.max_wait",
+            hint=hint,
             model=model,
             waited_seconds=round(waited, 3),
-            retry_after=5,
+            reason=reason,
+            position=position,
+            retry_after=retry_after,
         )
 
 
@@ -164,6 +203,32 @@ class LoadFailed(PageinError):
     code = "load_failed"
     http_status = 503
     exit_code = 7
+
+
+class Outgrown(LoadFailed):
+    """The worker took more than it was granted, and was ended for it: by its cgroup, or by the watchdog."""
+
+    code = "out_of_memory"
+
+    def __init__(self, model: str, pool: str, allowance: int, limit: int, peak: int | None, by: str) -> None:
+        reached = f"reached {format_bytes(peak)}" if peak is not None else "passed its limit"
+        super().__init__(
+            f"model {model!r} ran out of its memory: it {reached} of {pool}, it was granted {format_bytes(allowance)} "
+            f"(limit {format_bytes(limit)}), and was ended by {by}",
+            hint="its next load reserves more; `memory` of this model sets what the first one does",
+            model=model,
+            pool=pool,
+            allowance_bytes=allowance,
+            limit_bytes=limit,
+            peak_bytes=peak,
+        )
+
+
+class WorkerHung(PageinError):
+    """The worker did nothing for its time-out and was ended."""
+
+    code = "worker_hung"
+    http_status = 504
 
 
 class InUse(PageinError):
@@ -218,6 +283,21 @@ class InferenceFailed(PageinError):
 
     def __init__(self, model: str, reason: str) -> None:
         super().__init__(f"model {model!r} failed on this request: {reason}", model=model)
+
+
+class NoRoom(PageinError):
+    """A lease on memory could not be given within its wait, or never can; the message has both numbers."""
+
+    code = "no_room"
+    http_status = 503
+    exit_code = 12
+
+
+class LeaseNotFound(PageinError):
+    """There is no such lease on memory: it ended, or never was."""
+
+    code = "lease_not_found"
+    http_status = 404
 
 
 class ShuttingDown(PageinError):

@@ -5,6 +5,11 @@ its standard input. Standard input then stays open: its end tells the worker tha
 with lines of JSON on the pipe whose number is in ``PAGEIN_CONTROL_FD``: `Hello`, then `Ready` or `Failed`. The pipe is
 inherited, so what arrives on it comes from the child that was started and from nobody else; ``token`` is echoed to
 prove it. Standard output and error go to the model's log.
+
+A worker whose spec has ``adopt_wait`` outlives a daemon that was killed: for so long it accepts connections on
+`ADOPTION_SOCKET` in its folder. The next daemon sends `Adopt` with the worker's token and gets `Adopted`, with the
+reading end of the worker's output as a descriptor beside it (``SCM_RIGHTS``), and `Ready`. From then on that connection
+is what standard input and the control pipe were: its end tells that the daemon is gone, and `Failed` goes out on it.
 """
 
 from __future__ import annotations
@@ -14,6 +19,9 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 CONTROL_FD_VARIABLE = "PAGEIN_CONTROL_FD"
+LOG_FD_VARIABLE = "PAGEIN_LOG_FD"
+"""The reading end of the worker's own output: while it holds that, its engine can print without a daemon."""
+ADOPTION_SOCKET = "adopt.sock"
 
 
 class Capability(StrEnum):
@@ -48,6 +56,12 @@ PATHS: dict[Capability, str] = {
 translate."""
 
 HEALTH_PATH = "/health"
+SLEEP_PATH = "/sleep?level=1"
+"""Give memory back and keep the process; vLLM's path, as is `WAKE_PATH`."""
+WAKE_PATH = "/wake_up"
+SLEEP_PATH, WAKE_PATH = "/sleep", "/wake_up"
+"""Where a worker that sleeps is told so (POST), as vLLM has it: asleep it keeps its process and gives memory back; the
+answer to either comes when it is done, and requests that come between are answered 503."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +109,8 @@ class WorkerSpec:
     """What this worker's environment must change before its engine is imported; None removes a variable."""
     options: dict[str, object] = field(default_factory=dict)
     """Engine options from the configuration, for example ``{"cache_ram": 0}``."""
+    adopt_wait: float = 0.0
+    """Seconds that it waits for the next daemon once this one is gone; 0 = it ends with this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +131,8 @@ class Ready:
     engine_version: str
     context: int | None = None
     """Tokens that one request may use, as loaded; None where it has no meaning."""
+    sleeps: bool = False
+    """It has `SLEEP_PATH` and `WAKE_PATH`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +146,43 @@ class Failed:
     hint: str | None = None
 
 
-Message = Hello | Ready | Failed
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """What a new daemon says to a worker that outlived its own."""
+
+    token: str
+    """Of the worker, from its record: only a daemon of the same state folder can know it."""
+    adopt_wait: float
+    """Seconds that it shall wait for the daemon after this one."""
 
 
-def encode(message: Message | WorkerSpec) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """The worker agrees; the descriptor of its output comes with this message, `Ready` follows."""
+
+    token: str
+    pid: int
+    output: str
+    """The last of what it printed while nobody listened."""
+    lost: int
+    """Bytes printed before that, which were not kept."""
+
+
+Message = Hello | Ready | Failed | Adopted
+"""What a worker says."""
+
+
+_KINDS: dict[str, type[Message | WorkerSpec | Adopt]] = {
+    kind.__name__: kind for kind in (Hello, Ready, Failed, WorkerSpec, Adopt, Adopted)
+}
+
+
+def encode(message: Message | WorkerSpec | Adopt) -> bytes:
     """One line of JSON, with its kind."""
     return json.dumps({"kind": type(message).__name__, **asdict(message)}, separators=(",", ":")).encode() + b"\n"
 
 
-def decode(line: bytes) -> Message | WorkerSpec:
+def decode(line: bytes) -> Message | WorkerSpec | Adopt:
     """Read one line back; raises ValueError for anything that `encode` did not write."""
     try:
         body = json.loads(line)
@@ -144,7 +190,6 @@ def decode(line: bytes) -> Message | WorkerSpec:
         if kind == "Ready":
             body["endpoint"] = Endpoint(**body["endpoint"])
             body["capabilities"] = [Capability(c) for c in body["capabilities"]]
-        kinds: dict[str, type[Message | WorkerSpec]] = {k.__name__: k for k in (Hello, Ready, Failed, WorkerSpec)}
-        return kinds[kind](**body)
+        return _KINDS[kind](**body)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"not a worker message: {line[:200]!r}") from error

@@ -15,8 +15,17 @@ from aiohttp import web
 from typer.testing import CliRunner, Result
 
 from pagein.cli.app import app
-from pagein.errors import ModelNotFound, PageinError
-from pagein.gateway.ports import Decision, ModelView, PlannedEviction, PlanView, PoolView, StatusView
+from pagein.errors import LeaseNotFound, ModelNotFound, PageinError
+from pagein.gateway.ports import (
+    Decision,
+    ModelView,
+    PlannedEviction,
+    PlanView,
+    PoolView,
+    ReloadView,
+    RoomView,
+    StatusView,
+)
 
 GIB = 1024**3
 MIB = 1024**2
@@ -163,6 +172,12 @@ class FakeDaemon:
         self.answers: dict[str, Any] = {}
         self.keys: list[str | None] = []
         self.url = ""
+        self.rooms: dict[str, RoomView] = {}
+        self.waits_for: str | None = None
+        """What leases wait for; None gives them at once."""
+        self.left = 0
+        """Leases whose client went away while it waited."""
+        self.reloaded = ReloadView([], [], [], ["chat"], [], [])
 
     def application(self) -> web.Application:
         """Return the routes."""
@@ -173,6 +188,10 @@ class FakeDaemon:
         site.router.add_get("/api/events", self._events)
         site.router.add_get("/api/models/{name}/log", self._log)
         site.router.add_post("/api/models/{name}/{verb}", self._act)
+        site.router.add_post("/api/reload", self._reload)
+        site.router.add_get("/api/leases", self._list_rooms)
+        site.router.add_post("/api/leases", self._take_room)
+        site.router.add_delete("/api/leases/{id}", self._give_room_back)
         site.router.add_post("/v1/{rest:.*}", self._run)
         return site
 
@@ -243,6 +262,36 @@ class FakeDaemon:
             self.history.append(Decision(seq, time.time(), "stop", "chat", "room", None, {"evicted_for": name}))
         return web.json_response({"ok": True})
 
+    async def _reload(self, request: web.Request) -> web.Response:
+        return web.json_response(asdict(self.reloaded))
+
+    async def _list_rooms(self, request: web.Request) -> web.Response:
+        return web.json_response({"leases": [asdict(room) for room in self.rooms.values()]})
+
+    async def _take_room(self, request: web.Request) -> web.Response:
+        wish = await request.json()
+        self.seen.append(("lease", wish))
+        room = RoomView(
+            f"lease-{len(self.rooms) + 1}", wish["pool"], wish["bytes"], "waiting", wish["holder"], wish["pid"],
+            wish.get("ttl"), self.waits_for or "it fits",
+        )  # fmt: skip
+        self.rooms[room.id] = room
+        try:
+            while self.waits_for is not None:
+                self.rooms[room.id] = replace(room, reason=self.waits_for)
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            self.left += 1
+            del self.rooms[room.id]
+            raise
+        self.rooms[room.id] = replace(room, state="held")
+        return web.json_response(asdict(self.rooms[room.id]), status=201)
+
+    async def _give_room_back(self, request: web.Request) -> web.Response:
+        if self.rooms.pop(request.match_info["id"], None) is None:
+            raise LeaseNotFound("there is no such lease")
+        return web.Response(status=204)
+
     async def _run(self, request: web.Request) -> web.StreamResponse:
         if request.content_type == "multipart/form-data":
             form = await request.post()
@@ -278,7 +327,7 @@ def _loop() -> Iterator[asyncio.AbstractEventLoop]:
 def daemon(_loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon]:
     """A fake daemon on a free port, which ``$PAGEIN_URL`` names."""
     fake = FakeDaemon()
-    runner = web.AppRunner(fake.application())
+    runner = web.AppRunner(fake.application(), handler_cancellation=True)
 
     async def start() -> int:
         await runner.setup()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from pagein.memory.probes.advice import Finding, Verdict
+from pagein.supervisor.limits import Prospect
 
 
 @pytest.fixture
@@ -56,6 +58,17 @@ def test_llama_server_on_the_path(pagein, memory, monkeypatch, tmp_path):
     found = line(pagein("doctor"), "engine llama_cpp")
     assert found.startswith("ok")
     assert str(tmp_path / "llama-server") in found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="cgroups are Linux's")
+@pytest.mark.parametrize(("hard", "verdict"), [(True, "ok"), (False, "warn")])
+def test_what_limits_workers(pagein, memory, monkeypatch, hard, verdict):
+    """The place of the workers' cgroups is told, or why there is none and what to do."""
+    monkeypatch.setattr("pagein.cli.doctor.foresee", lambda: Prospect(hard, "such and such"))
+    found = line(pagein("doctor"), "worker limits")
+    assert found.startswith(verdict)
+    assert "such and such" in found
+    assert ("Delegate=yes" in found) is not hard
 
 
 def test_no_engine_is_bad(pagein, memory, monkeypatch):

@@ -13,7 +13,7 @@ from pagein.cli.decode import status_of
 from pagein.cli.frame import collapse, frame
 from pagein.cli.views import clock, model_table, short_duration
 from pagein.errors import DaemonUnreachable, NeverFits, Unauthorized
-from pagein.gateway.ports import Decision
+from pagein.gateway.ports import Decision, RoomView
 
 LISTS = [("ps",), ("explain", "chat"), ("plan", "vit"), ("top",)]
 
@@ -46,6 +46,60 @@ def test_ps_without_models(pagein, daemon):
     """An empty daemon says so instead of printing an empty table."""
     daemon.status = replace(daemon.status, models=[])
     assert pagein("ps").stdout.startswith("no models are configured")
+
+
+def troubled(daemon, **changes):
+    """Return a daemon under pressure, with a smaller budget than it was given, leases and a sleeper."""
+    pool = replace(daemon.status.pools[0], effective=700 * 1024**2, outside=100 * 1024**2, left=61 * 1024**2, free=0)
+    rooms = [
+        RoomView(f"lease-{i}", "ram", 50 * 1024**2, "held", "train", 77, 90.0, "chat left for it") for i in range(3)
+    ]
+    models = [replace(daemon.status.models[0], state="asleep"), *daemon.status.models[1:]]
+    signs = ["2.0 GiB of 64.0 GiB are available", "swap in 14 MiB/s"]
+    given = {"pools": [pool], "rooms": rooms, "models": models, "pressure": "tight", "pressure_signs": signs}
+    return replace(daemon.status, **(given | {"limits": "a cgroup for each worker"} | changes))
+
+
+def test_ps_tells_the_state_of_the_house(pagein, daemon):
+    """Pressure with its signs, the limits, what can be had of the budget, what others hold, who sleeps."""
+    assert "pressure: calm" in pagein("ps").stdout.splitlines()
+    daemon.status = troubled(daemon)
+    lines = pagein("ps").stdout.splitlines()
+    assert "pressure: tight: 2.0 GiB of 64.0 GiB are available, swap in 14 MiB/s" in lines
+    assert "limits: a cgroup for each worker" in lines
+    assert "lease-2: 50.0 MiB of ram held by train, pid 77, 90s left; chat left for it" in lines
+    assert any("only 700 MiB of it can be had now, others hold the rest" in line for line in lines)
+    assert any("left 61.0 MiB" in line and "outside 100 MiB" in line for line in lines)
+    assert any(line.split()[:2] == ["chat", "asleep"] for line in lines)
+    assert json.loads(pagein("ps", "--json").stdout) == asdict(daemon.status)
+
+
+def test_a_budget_that_can_be_had_is_not_mentioned(pagein, daemon):
+    """What is as it should be takes no room."""
+    daemon.status = troubled(daemon, pools=[replace(daemon.status.pools[0], effective=daemon.status.pools[0].budget)])
+    assert "can be had now" not in pagein("ps").stdout
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("height", [20, 40])
+def test_a_troubled_house_fits_the_screen(daemon, width, height):
+    """Pressure and the first leases stand at the head of top, cut to the width, and the rest is counted."""
+    console = Console(width=width, force_terminal=True, color_system=None)
+    lines = rendered(frame(troubled(daemon), daemon.history * 10, console, height), width)
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= height
+    assert "1 asleep" in lines[0]
+    assert lines[1].startswith("pressure: tight: 2.0 GiB")
+    assert lines[2].startswith("lease-0: ")
+    assert lines[4] == "… and 1 more lease, see pagein lease".ljust(len(lines[4]))
+
+
+def test_an_older_daemon_is_understood(daemon):
+    """A daemon without leases and pressure is calm."""
+    body = asdict(daemon.status)
+    for name in ("rooms", "pressure", "pressure_signs", "limits"):
+        del body[name]
+    assert status_of(body) == daemon.status
 
 
 def test_newer_daemon_is_understood(daemon):

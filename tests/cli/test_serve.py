@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagein.cli.overrides import overridden
-from pagein.errors import BadUsage
+from pagein.errors import BadUsage, ConfigError
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def started(monkeypatch):
     """Take the daemon's place: remember the settings that it is started with, and end with 0."""
     seen = []
 
-    def serve(settings):
+    def serve(settings, **more):
         seen.append(settings)
         return 0
 
@@ -53,8 +53,27 @@ def test_options_win(pagein, started, tmp_path, monkeypatch):
 def test_exit_code_of_the_daemon(pagein, tmp_path, monkeypatch):
     """serve ends with the code that the daemon ended with."""
     (tmp_path / "pagein.yaml").write_text("budget: 1GiB\n")
-    monkeypatch.setattr("pagein.daemon.run.serve", lambda settings: 7)
+    monkeypatch.setattr("pagein.daemon.run.serve", lambda settings, **more: 7)
     assert pagein("serve").exit_code == 7
+
+
+def test_the_daemon_can_read_it_again(pagein, tmp_path, monkeypatch):
+    """What it reads again is the file as it is then, with the options and the environment of the start."""
+    calls = []
+    monkeypatch.setattr("pagein.daemon.run.serve", lambda settings, **more: calls.append(more) or 0)
+    file = tmp_path / "pagein.yaml"
+    file.write_text("server: {port: 1111}\nscheduler: {patience: 20s}\n")
+    monkeypatch.setenv("PAGEIN_SUPERVISOR__GRACE", "1s")
+    assert pagein("serve", "--port", "3333", "--watch").exit_code == 0
+    assert pagein("serve").exit_code == 0
+    monkeypatch.delenv("PAGEIN_SUPERVISOR__GRACE")
+    assert [(more["path"], more["watch"]) for more in calls] == [(file, True), (file, False)]
+    file.write_text("server: {port: 2222}\nscheduler: {patience: 40s}\n")
+    again = calls[0]["reread"]()
+    assert (again.server.port, again.scheduler.patience, again.supervisor.grace) == (3333, 40.0, 1.0)
+    file.write_text("servr: {}\n")
+    with pytest.raises(ConfigError, match="did you mean server"):
+        calls[0]["reread"]()
 
 
 def test_missing_configuration(pagein, started):

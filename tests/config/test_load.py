@@ -112,7 +112,7 @@ def test_an_unknown_key_of_another_section_is_found_there():
     """`port` at the top level belongs to the server."""
     assert faults("port: 80\n") == ["line 1: port: unknown key; did you mean server.port?"]
     assert faults("server: {zzz: 1}\n") == [
-        "line 1: server.zzz: unknown key; known here: host, port, api_key, cors, max_body, heartbeat"
+        "line 1: server.zzz: unknown key; known here: host, port, api_key, cors, max_body, plain_wait, heartbeat"
     ]
 
 

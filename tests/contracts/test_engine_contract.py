@@ -19,7 +19,8 @@ from tests.conftest import FAKE_ENGINE
 
 from pagein.engines.contract import BUILT_IN
 from pagein.errors import PageinError
-from pagein.protocol import HEALTH_PATH, PATHS, Capability, Endpoint
+from pagein.memory.probes.process import read_tree
+from pagein.protocol import HEALTH_PATH, PATHS, SLEEP_PATH, WAKE_PATH, Capability, Endpoint
 from pagein.supervisor.tree import is_running
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,8 @@ class Case:
     weights: str | None = None
     """A path under ``models``."""
     spec: dict[str, Any] = field(default_factory=dict)
+    sleeps: bool = False
+    """It gives memory back on `SLEEP_PATH`."""
 
 
 FAKE = [sys.executable, str(FAKE_ENGINE)]
@@ -45,6 +48,16 @@ SMOLLM = "smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
 TEXT = {Capability.CHAT, Capability.COMPLETION}
 CASES = [
     Case("command on a socket", "command", TEXT, spec={"command": [*FAKE, "--socket", "${socket}"]}),
+    Case(
+        "command that sleeps",
+        "command",
+        {Capability.CHAT},
+        spec={
+            "command": [*FAKE, "--socket", "${socket}", "--allocate", "60MiB", "--sleeps"],
+            "options": {"sleep": True, "capabilities": ["chat"]},
+        },
+        sleeps=True,
+    ),
     Case(
         "command on a port",
         "command",
@@ -66,12 +79,19 @@ CASES = [
         SMOLLM,
         {"options": {"server": "builtin", "rerank": True}},
     ),
-    Case("onnx embedding", "onnx", {Capability.EMBEDDING}, "minilm", {"recipe": "embedding"}),
-    Case("onnx reranking", "onnx", {Capability.RERANK}, "splade-tiny", {"recipe": "sparse_rerank"}),
-    Case("onnx classifier", "onnx", {Capability.CLASSIFICATION}, "efficientnet-lite0", {"recipe": "classification"}),
-    Case("onnx vision transformer", "onnx", {Capability.SALIENCY}, "vit-focus", {"recipe": "saliency"}),
-    Case("onnx speech", "onnx", {Capability.TRANSCRIPTION}, "moonshine-tiny-en", {"recipe": "moonshine"}),
-    Case("whisper", "whisper", {Capability.TRANSCRIPTION}, "whisper-tiny-en"),
+    Case("onnx embedding", "onnx", {Capability.EMBEDDING}, "minilm", {"recipe": "embedding"}, sleeps=True),
+    Case("onnx reranking", "onnx", {Capability.RERANK}, "splade-tiny", {"recipe": "sparse_rerank"}, sleeps=True),
+    Case(
+        "onnx classifier",
+        "onnx",
+        {Capability.CLASSIFICATION},
+        "efficientnet-lite0",
+        {"recipe": "classification"},
+        sleeps=True,
+    ),
+    Case("onnx vision transformer", "onnx", {Capability.SALIENCY}, "vit-focus", {"recipe": "saliency"}, sleeps=True),
+    Case("onnx speech", "onnx", {Capability.TRANSCRIPTION}, "moonshine-tiny-en", {"recipe": "moonshine"}, sleeps=True),
+    Case("whisper", "whisper", {Capability.TRANSCRIPTION}, "whisper-tiny-en", sleeps=True),
 ]
 PARAMETERS = [
     pytest.param(case, id=case.name, marks=[pytest.mark.engines] if case.weights is not None else []) for case in CASES
@@ -190,6 +210,23 @@ async def test_a_whole_life(start_case, case):
     assert (ending.forced, ending.survivors) == (False, ())
     assert [process for process in tree if is_running(process)] == []
     assert ready.endpoint.socket is None or not os.path.exists(ready.endpoint.socket)
+
+
+async def test_it_sleeps_where_it_says_so(start_case, case):
+    """Asleep it takes a tenth less at least and answers 503; awake it works as before. It says so when it is ready."""
+    child = await start_case()
+    ready = child.ready
+    assert ready.sleeps is case.sleeps
+    if not case.sleeps:
+        return
+    (capability,) = ready.capabilities
+    await use(ready.endpoint, capability)
+    awake = read_tree(child.pid).ram
+    assert (await post(ready.endpoint, SLEEP_PATH, data=b"")).status == 200
+    assert read_tree(child.pid).ram < awake * 0.9
+    assert (await post(ready.endpoint, PATHS[capability], **REQUESTS[capability]())).status == 503
+    assert (await post(ready.endpoint, WAKE_PATH, data=b"")).status == 200
+    await use(ready.endpoint, capability)
 
 
 async def test_it_dies_with_its_server_and_says_so(start_case):

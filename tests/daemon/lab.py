@@ -11,7 +11,9 @@ from typing import Any
 from pagein.catalog.model import ModelEntry, Need, NeedSource
 from pagein.catalog.observed import PeakStore
 from pagein.config.schema import Settings
-from pagein.daemon import desk, fleet, inbox, journal, meter, run, views
+from pagein.daemon import desk, fleet, inbox, journal, meter, release, run, states, views
+from pagein.daemon.rooms import Rooms
+from pagein.daemon.roster import Roster
 from pagein.errors import PageinError, WorkerDied
 from pagein.memory.budget import PoolBudget
 from pagein.memory.snapshot import MachineSnapshot, PoolReading, TreeReading
@@ -20,6 +22,7 @@ from pagein.residency.lifecycle import State
 from pagein.scheduler import ModelState, Scheduler, SchedulerState
 from pagein.scheduler import events as ev
 from pagein.scheduler.actions import Action
+from pagein.supervisor.limits import NoGroups
 
 MIB = 1024**2
 
@@ -27,7 +30,7 @@ MIB = 1024**2
 class FakeSpare:
     """Stands for `pagein.supervisor.spare.Spare`: tells what was asked of it, and hands nothing over."""
 
-    def __init__(self, environ: Any = None) -> None:
+    def __init__(self, environ: Any = None, registry: Any = None) -> None:
         self.pid: int | None = None
         self.acts: list[str] = []
 
@@ -119,10 +122,18 @@ class Lab:
         self.gpu: dict[int, dict[str, int]] = {}
         self.own: int | None = 10 * MIB
         self.available: int | None = None
+        self.watched: frozenset[str] = frozenset()
         self.children: list[FakeChild] = []
         needs = {name: given.pop("need", 100 * MIB) for name, given in models.items()}
         given = {name: {"command": "serve", **rows} for name, rows in models.items()}
-        self.settings = Settings.model_validate({"state_dir": str(folder), "server": {"port": 0}, "models": given})
+        self.settings = Settings.model_validate(
+            {
+                "state_dir": str(folder),
+                "server": {"port": 0},
+                "scheduler": {"min_residency": 0, "hold": 0},
+                "models": given,
+            }
+        )
         self.entries = {name: self._entry(name, needs[name]) for name in models}
         self.budgets = {"ram": PoolBudget("ram", budget, "configured")}
         self.peaks = PeakStore.open(folder / "peaks.sqlite")
@@ -131,28 +142,31 @@ class Lab:
 
     def wire(self) -> Lab:
         """Put the parts together as `Daemon` does."""
-        states = [run.model_state(self.settings, entry, self.peaks) for entry in self.entries.values()]
+        given = [states.model_state(self.settings, entry, self.peaks) for entry in self.entries.values()]
         budgets = {name: budget.bytes for name, budget in self.budgets.items()}
-        self.state = SchedulerState(budgets, states, run.limits(self.settings))
+        self.state = SchedulerState(budgets, given, states.limits(self.settings, self.watched))
         self.inbox = inbox.Inbox(Scheduler(self.state))
         self.journal = journal.Journal()
         self.spare = spare = FakeSpare()
         self.meter = meter.Meter(self.entries, self.inbox, self.peaks, 0.5, spare)
-        self.fleet = fleet.Fleet(self.settings, self.entries, self.inbox, self.meter, self.folder / "run", spare)
-        self.view = views.View(self.entries, self.budgets, self.inbox, self.meter, self.fleet)
-        self.desk = desk.DaemonDesk(self.settings, self.entries, self.inbox, self.fleet, self.journal, self.view)
-        for listener in (self.journal, self.desk, self.fleet, self):
+        self.roster = roster = Roster(self.settings, self.entries)
+        self.limiter = limiter = NoGroups("the watchdog, in this test")
+        self.fleet = fleet.Fleet(roster, self.inbox, self.meter, self.folder / "run", spare, limiter)
+        self.view = views.View(roster, self.budgets, self.inbox, self.meter, self.fleet)
+        self.rooms = Rooms(self.inbox, self.meter)
+        self.desk = desk.DaemonDesk(roster, self.inbox, self.fleet, self.journal, self.view, self.rooms)
+        for listener in (roster, self.journal, self.desk, self.rooms, self.fleet, self):
             self.inbox.add_listener(listener)
         return self
 
     def patch(self, monkeypatch: Any) -> Lab:
         """Put the fakes in place of processes, probes and clocks."""
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
-        for module in (desk, fleet, inbox, views):
+        for module in (desk, fleet, inbox, release, views):
             monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(fleet, "Child", SimpleNamespace(start=self._start))
-        monkeypatch.setattr(fleet, "SURVIVOR_PAUSE", 0.0)
-        monkeypatch.setattr(fleet, "SURVIVOR_PAUSE_MAX", 0.0)
+        monkeypatch.setattr(release, "PAUSE", 0.0)
+        monkeypatch.setattr(release, "PAUSE_MAX", 0.0)
         monkeypatch.setattr(desk, "EXIT_NOTICE", 0.02)
         monkeypatch.setattr(meter, "TreeSampler", lambda: SimpleNamespace(sample=lambda pids: self.read_trees(pids)))
         monkeypatch.setattr(meter, "read_trees", lambda pids: self.read_trees(pids))
@@ -168,7 +182,7 @@ class Lab:
         for ledger in self.state.ledgers.values():
             ledger.check()
 
-    async def _start(self, spec: WorkerSpec, *, environ: Any, log: Any, on_spawn: Any, spare: Any) -> FakeChild:
+    async def _start(self, spec: WorkerSpec, *, on_spawn: Any, **_: Any) -> FakeChild:
         child = FakeChild(self, spec)
         self.children.append(child)
         try:

@@ -166,7 +166,7 @@ async def test_bytes_stay_taken_while_anything_of_the_tree_lives(make_lab):
     """Processes that were left behind are ended first; only then is the memory called free."""
     lab = make_lab(a={})
     child = await lab.resident("a")
-    child.left = [[7001, 7002], [7002]]
+    child.left = [[7001, 7002], [7002], [7002]]
     await lab.desk.unload("a")
     assert child.left == []
     assert child.kills == 2
@@ -234,7 +234,7 @@ async def test_a_request_of_a_killed_worker_is_told_why_it_was_killed(make_lab):
     lab.ram[lab.child("a").pid] = 300 * MIB
     await lab.meter.sample()
     error = await lab.desk.why_gone(lease)
-    assert "took 200 MiB of ram beyond its allowance" in error.message
+    assert "it reached 300 MiB of ram, it was granted 100 MiB" in error.message
     lab.desk.release(lease, 502, 0.1)
     await lab.settle()
     assert lab.child("a").graces == []

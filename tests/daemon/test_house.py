@@ -3,11 +3,14 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 
 from pagein.daemon.house import House
 from pagein.errors import AlreadyRunning
+from pagein.supervisor.registry import Registry
 
 
 def test_a_second_daemon_is_refused_with_the_first_one_s_address(tmp_path):
@@ -102,3 +105,61 @@ def test_a_refused_daemon_touches_nothing_of_the_first(tmp_path):
         assert folder.is_dir()
         assert (tmp_path / "daemon.json").exists()
         assert (tmp_path / "run-dir").read_text().strip() == str(folder)
+
+
+def test_a_daemon_that_starts_is_named_before_it_has_an_address(tmp_path):
+    """The lock tells the process at once; the address of one that was killed before it is not told as its own."""
+    first = House(tmp_path).__enter__()
+    first.publish("http://127.0.0.1:1")
+    killed(first)
+    told = (tmp_path / "daemon.json").read_text().replace(str(os.getpid()), "1")
+    with House(tmp_path):
+        (tmp_path / "daemon.json").write_text(told)
+        with pytest.raises(AlreadyRunning, match=rf"process {os.getpid()}; it has not told its address yet"):
+            House(tmp_path).__enter__()
+
+
+def heir(state, folder, pid):
+    """Record a worker that waits for the next daemon."""
+    registry = Registry.open(state, adopt_wait=60.0)
+    entry = registry.enter(registry.new_mark(), pid)
+    entry.become_worker(name="m", digest="", token="t", socket_dir=str(folder), allowance={}, adoptable=True)
+    registry._writer.shutdown()
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_the_folder_of_workers_that_wait_for_the_next_daemon_is_kept(tmp_path, lives):
+    """Their sockets lie there; it becomes the new daemon's, and goes with it. Without such a worker it goes at once."""
+    state = tmp_path / "state"
+    first = House(state).__enter__()
+    folder = first.run_dir / "w1234abcd"
+    folder.mkdir()
+    worker = subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"])
+    try:
+        heir(state, folder, worker.pid)
+        (first.run_dir / "wdeadbeef").mkdir()
+        killed(first)
+        if not lives:
+            worker.kill()
+            worker.wait()
+        with House(state) as second:
+            assert folder.exists() == lives
+            assert not (first.run_dir / "wdeadbeef").exists(), "of a worker that has ended"
+            assert (second.run_dir == first.run_dir) == lives
+            assert stat.S_IMODE(second.run_dir.stat().st_mode) == 0o700
+        assert not first.run_dir.exists()
+        assert not second.run_dir.exists()
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def test_a_live_worker_elsewhere_keeps_no_folder(tmp_path):
+    """The folder of sockets is kept for those that are in it."""
+    state = tmp_path / "state"
+    first = House(state).__enter__()
+    left = first.run_dir
+    heir(state, tmp_path / "other" / "w1234abcd", os.getpid())
+    killed(first)
+    with House(state):
+        assert not left.exists()

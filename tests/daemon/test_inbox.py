@@ -61,7 +61,7 @@ def test_an_event_that_the_scheduler_fails_on_does_not_end_the_inbox(caplog):
     inbox = make_inbox()
     seen = Recorder()
     inbox.add_listener(seen)
-    inbox.post(ev.Requested(1, "nobody"))
+    inbox.post(ev.Freed("nobody"))
     inbox.post(ev.Requested(2, "a"))
     assert [event.request_id for event, _ in seen.seen] == [2]
-    assert "the scheduler failed on Requested" in caplog.text
+    assert "the scheduler failed on Freed" in caplog.text

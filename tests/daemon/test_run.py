@@ -10,11 +10,14 @@ import aiohttp
 import pytest
 
 from pagein.daemon.house import House
-from pagein.daemon.run import Daemon, limits, model_state
+from pagein.daemon.run import Daemon
+from pagein.daemon.states import limits, model_state
 from pagein.errors import ShuttingDown
 from pagein.protocol import Capability
 from pagein.residency.lifecycle import State
 from pagein.scheduler import events as ev
+from pagein.supervisor.limits import NoGroups
+from pagein.supervisor.registry import Registry
 
 from .lab import MIB, Lab
 
@@ -24,7 +27,9 @@ class Life:
 
     def __init__(self, lab, house):
         self.lab, self.house = lab, house
-        self.daemon = Daemon(lab.settings, house, lab.budgets, lab.entries, lab.peaks)
+        self.registry = Registry.open(house.state_dir)
+        limiter = NoGroups("the watchdog, in this test")
+        self.daemon = Daemon(lab.settings, house, lab.budgets, lab.entries, lab.peaks, limiter, self.registry)
         self.state = self.daemon.inbox.scheduler.state
         self.events = []
         self.daemon.inbox.add_listener(self)
@@ -73,6 +78,7 @@ async def start(tmp_path, monkeypatch, bounded):
             life.daemon._on_signal(signal.SIGTERM)
             with contextlib.suppress(OSError):
                 await life.running
+            life.registry.close()
             life.lab.peaks.close()
 
 
@@ -104,7 +110,7 @@ async def test_nothing_is_loaded_before_it_is_known_what_the_machine_has(start):
     first = [type(event) for event in life.events].index(ev.LoadWanted)
     assert any(isinstance(event, ev.Measured) and event.available for event in life.events[:first])
     assert life.lab.children == []
-    assert "the machine has 50.0 MiB available" in life.state.models["h"].last_reason
+    assert "50.0 MiB of 64.0 GiB available" in life.state.models["h"].last_reason
 
 
 async def test_high_priority_is_loaded_at_start(start):
@@ -213,7 +219,7 @@ async def test_the_configuration_reaches_the_scheduler(start):
     assert (state.priority, state.parallel, state.queue_limit, state.keep_alive) == ("low", 3, 7, 9.0)
     assert (state.pinned, state.load_seconds, state.need) == (True, 2.5, {"ram": 100 * MIB})
     wanted, supervisor = settings.scheduler, settings.supervisor
-    bounds = limits(settings)
+    bounds = limits(settings, frozenset())
     assert (bounds.low_linger, bounds.max_wait, bounds.patience) == (
         wanted.low_linger,
         wanted.max_wait,

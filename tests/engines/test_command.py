@@ -127,3 +127,13 @@ async def test_a_program_that_does_not_exist_is_said_so(start_worker):
     """Not an exit code, not a time-out: its name."""
     with pytest.raises(Exception, match="there is no program '/no/such/program'"):
         await start_worker(command=["/no/such/program", "${port}"])
+
+
+@pytest.mark.parametrize(("options", "sleeps"), [({}, False), ({"sleep": True}, True)])
+async def test_a_command_sleeps_where_its_configuration_says_so(options, sleeps):
+    """What no header tells, the configuration does."""
+    engine = Command(make_spec(sys.executable, str(FAKE_ENGINE), "--port", "${port}", options=options))
+    try:
+        assert (await asyncio.to_thread(engine.start)).sleeps is sleeps
+    finally:
+        engine.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,20 +12,20 @@ from onnx import TensorProto, helper, save
 
 from pagein.engines.contract import find_engine
 from pagein.engines.local.threads import compute_threads
-from pagein.engines.onnx import Onnx
+from pagein.engines.onnx import Onnx, ReopenedSession
 from pagein.errors import ConfigError, EngineMissing, LoadFailed
 from pagein.protocol import Capability, WorkerSpec
 from tests.engines.local.conftest import request
 
 
-def saliency_model(folder: Path) -> Path:
-    """A network that returns the first channel of an 8 × 8 image."""
+def saliency_model(folder: Path, channel: int = 0) -> Path:
+    """A network that returns one channel of an 8 × 8 image."""
     nodes = [helper.make_node("Gather", ["image", "channel"], ["map"], axis=1)]
     image = helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 8, 8])
     out = helper.make_tensor_value_info("map", TensorProto.FLOAT, [1, 1, 8, 8])
-    channel = helper.make_tensor("channel", TensorProto.INT64, [1], [0])
+    number = helper.make_tensor("channel", TensorProto.INT64, [1], [channel])
     model = helper.make_model(
-        helper.make_graph(nodes, "g", [image], [out], [channel]), opset_imports=[helper.make_opsetid("", 17)]
+        helper.make_graph(nodes, "g", [image], [out], [number]), opset_imports=[helper.make_opsetid("", 17)]
     )
     model.ir_version = 8
     save(model, str(folder / "model.onnx"))
@@ -48,6 +49,62 @@ async def test_a_model_is_served_until_stopped(tmp_path: Path, spec_for):
     assert reply.body["map"]["values"] == [1.0] * 4
     engine.stop()
     assert engine.wait() == "it was stopped"
+
+
+async def test_a_model_sleeps_and_computes_the_same_afterwards(tmp_path: Path, spec_for):
+    """Asleep its file is not held, which shows when it is exchanged: awake it is the new file that computes."""
+    path = saliency_model(tmp_path)
+    engine = Onnx(spec_for(path, recipe="saliency", options=TINY))
+    started = engine.start()
+    assert started.sleeps
+    picture = b"BM" + bytes.fromhex("3a0000000000000036000000280000000100000001000000010018000000000004") + bytes(19)
+    upload = {"data": picture + b"\x00\x00\xff\x00", "headers": {"Content-Type": "image/bmp"}}
+
+    async def peak() -> tuple[int, object]:
+        reply = await request(started.endpoint, "POST", "/v1/images/saliency", **upload)
+        return reply.status, reply.body["map"]["values"] if reply.status == 200 else None
+
+    assert await peak() == (200, [1.0] * 4)
+    assert (await request(started.endpoint, "POST", "/sleep")).status == 200
+    assert await peak() == (503, None)
+    path.unlink()
+    failed = await request(started.endpoint, "POST", "/wake_up")
+    assert (failed.status, failed.error["code"]) == (503, "load_failed")
+    assert await peak() == (503, None)
+    saliency_model(tmp_path, channel=1)
+    assert (await request(started.endpoint, "POST", "/wake_up")).status == 200
+    assert await peak() == (200, [0.0] * 4)
+    engine.stop()
+
+
+def test_a_closed_session_lets_go_and_opens_once():
+    """Closing drops the only reference; opening an open one loads nothing again."""
+
+    class Loaded:
+        def run(self, names, feed):
+            return [names, feed]
+
+        def get_inputs(self):
+            return ["in"]
+
+        def get_outputs(self):
+            return ["out"]
+
+    made: list[weakref.ref[Loaded]] = []
+
+    def open_again() -> Loaded:
+        session = Loaded()
+        made.append(weakref.ref(session))
+        return session
+
+    place = ReopenedSession(open_again)
+    assert (place.run(None, {}), place.get_inputs(), place.get_outputs()) == ([None, {}], ["in"], ["out"])
+    place.open()
+    assert len(made) == 1
+    place.close()
+    assert made[0]() is None
+    place.open()
+    assert (len(made), place.get_inputs()) == (2, ["in"])
 
 
 def test_the_engine_is_found_by_its_name():

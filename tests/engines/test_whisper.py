@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import aiohttp
 import pytest
 
 from pagein.engines.contract import find_engine
-from pagein.engines.whisper import Whisper
-from pagein.errors import ConfigError, LoadFailed
+from pagein.engines.whisper import Weights, Whisper
+from pagein.errors import ConfigError, InferenceFailed, LoadFailed
+from pagein.memory.probes.process import pss_of
 from pagein.protocol import Endpoint
 from tests.engines.conftest import DATA, word_errors
 from tests.engines.local.conftest import Reply, request
@@ -45,6 +48,58 @@ def test_unknown_options_are_refused(tmp_path: Path, spec_for):
         Whisper(spec_for(tmp_path, "whisper", options={"beamsize": 1}))
 
 
+class Replica:
+    """CTranslate2's side of sleep: refuses without a word for the first so many times."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals, self.model_is_loaded = refusals, True
+
+    def unload_model(self) -> None:
+        self.refusals -= 1
+        self.model_is_loaded = self.refusals >= 0
+
+    def load_model(self) -> None:
+        raise RuntimeError("Unable to open file 'model.bin'")
+
+
+@pytest.mark.parametrize("refusals", [0, 3])
+def test_sleep_is_asked_for_until_it_is_so(refusals):
+    """A refusal because of a batch that has just ended is no end of it; one pause after each."""
+    pauses: list[float] = []
+    model = Replica(refusals)
+    Weights(model, Path("w"), pauses.append).sleep()
+    assert not model.model_is_loaded
+    assert pauses == [Weights.PAUSE] * refusals
+
+
+def test_a_sleep_that_never_comes_is_an_error():
+    """After a bound it is said, with the time that it was tried for."""
+    pauses: list[float] = []
+    with pytest.raises(InferenceFailed, match="did not fall asleep: still loaded after 2 s"):
+        Weights(Replica(10**9), Path("w"), pauses.append).sleep()
+    assert len(pauses) == Weights.TRIES
+
+
+def test_weights_that_cannot_be_read_again_are_load_failed():
+    """The folder and the library's own words."""
+    with pytest.raises(LoadFailed, match=r"cannot load w again: Unable to open file"):
+        Weights(Replica(0), Path("w")).wake()
+
+
+@pytest.mark.engines
+@pytest.mark.skipif(sys.platform != "linux", reason="measures PSS")
+async def test_asleep_it_takes_less_and_awake_it_hears_the_same(ask):
+    """Sleep gives at least half of the 41 MB of int8 weights back, again and again; no word is lost."""
+    before, pid = (await ask()).body["text"], os.getpid()
+    for _ in range(2):
+        awake = pss_of(pid)
+        assert (await ask.post("/sleep")).status == 200
+        assert awake - pss_of(pid) > 20 * 1024**2
+        assert (await ask()).status == 503
+        assert (await ask.post("/wake_up")).status == 200
+        assert (await ask()).body["text"] == before
+
+
 @pytest.fixture(scope="module")
 def ask(weights, spec_for, running):
     """Transcribe the first recording with some fields."""
@@ -57,6 +112,10 @@ def ask(weights, spec_for, running):
         form.add_field("file", (DATA / "voice.wav").read_bytes(), filename="voice.wav", content_type="audio/wav")
         return await request(Endpoint(socket=sockets[0]), "POST", PATH, data=form)
 
+    async def post(path: str) -> Reply:
+        return await request(Endpoint(socket=sockets[0]), "POST", path)
+
+    act.post = post
     return act
 
 

@@ -7,12 +7,12 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 
-from pagein.errors import CapabilityMissing, ModelNotFound, PageinError, WorkerDied
-from pagein.gateway.ports import Decision, Lease, ModelView, PlanView, PoolView, StatusView
+from pagein.errors import CapabilityMissing, LeaseNotFound, ModelNotFound, PageinError, WorkerDied
+from pagein.gateway.ports import Decision, Lease, ModelView, PlanView, PoolView, ReloadView, RoomView, StatusView
 from pagein.protocol import PATHS, Capability, Endpoint
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -44,6 +44,10 @@ class FakeDesk:
     refusal: PageinError | None = None
     why: PageinError = field(default_factory=lambda: WorkerDied("the worker of 'm' ended: exit code 9: out of memory"))
     log: str = "/nowhere"
+    view_facts: dict[str, object] = field(default_factory=dict)
+    """Changes of every model's view."""
+    printed: dict[str, list[str]] = field(default_factory=dict)
+    """Last lines of output, by model."""
 
     def __post_init__(self) -> None:
         self.gate = asyncio.Event()
@@ -59,17 +63,37 @@ class FakeDesk:
         """Set whenever no lease is out and nobody waits."""
         self.waiting = 0
         self.acts: list[tuple[str, str]] = []
+        self.keep_alives: list[float | None] = []
+        """One entry for each acquire that began."""
+        self.wishes: list[tuple[str, int, float | None, float | None, int | None, str]] = []
+        """What outsiders asked for."""
+        self.rooms: dict[str, RoomView] = {}
+        self.reloaded = ReloadView([], [], [], list(self.models), [], [])
         self.past: list[Decision] = []
         self.streams: set[asyncio.Queue[Decision | None]] = set()
 
     async def acquire(
-        self, model: str, capability: Capability, on_wait: Callable[[str, int], None] | None = None
+        self,
+        model: str,
+        capability: Capability,
+        on_wait: Callable[[str, int], None] | None = None,
+        keep_alive: float | None = None,
     ) -> Lease:
         if capability not in self.capabilities(model):
             raise CapabilityMissing(model, capability.value, [c.value for c in self.models[model]])
         self.waiting += 1
         self.quiet.clear()
         self.asked.put_nowait(on_wait)
+        self.keep_alives.append(keep_alive)
+        await self._gate()
+        number = len(self.granted) + 1
+        self.granted.append(number)
+        self.quiet.clear()
+        facts = {"waited_seconds": 0.0, "load_seconds": None, "context": None, **self.lease_facts}
+        return Lease(request_id=number, model=model, endpoint=self.endpoint, timeout=self.timeout, **facts)  # type: ignore[arg-type]
+
+    async def _gate(self) -> None:
+        """Wait until the gate is open, and raise the refusal where there is one."""
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -80,11 +104,6 @@ class FakeDesk:
             self._settle()
         if self.refusal is not None:
             raise self.refusal
-        number = len(self.granted) + 1
-        self.granted.append(number)
-        self.quiet.clear()
-        facts = {"waited_seconds": 0.0, "load_seconds": None, "context": None, **self.lease_facts}
-        return Lease(request_id=number, model=model, endpoint=self.endpoint, timeout=self.timeout, **facts)  # type: ignore[arg-type]
 
     def release(self, lease: Lease, status: int, seconds: float) -> None:
         assert seconds >= 0
@@ -109,6 +128,9 @@ class FakeDesk:
     async def why_gone(self, lease: Lease) -> PageinError:
         return self.why
 
+    def last_lines(self, model: str) -> list[str]:
+        return self.printed.get(model, [])
+
     def names(self) -> list[str]:
         return list(self.models)
 
@@ -118,9 +140,9 @@ class FakeDesk:
         return frozenset(self.models[model])
 
     def status(self) -> StatusView:
-        views = [view_of(name, [c.value for c in offered]) for name, offered in self.models.items()]
+        views = [view_of(name, [c.value for c in does], **self.view_facts) for name, does in self.models.items()]
         pool = PoolView("ram", 4000, 100, 200, 1000, 300, 2400, 1500, None, None, "configured 4000 B")
-        return StatusView("1.2", 1, "127.0.0.1:1", "running", 5.0, [pool], views)
+        return StatusView("1.2", 1, "127.0.0.1:1", "running", 5.0, [pool], views, rooms=list(self.rooms.values()))
 
     def plan(self, model: str) -> PlanView:
         self.capabilities(model)
@@ -155,6 +177,32 @@ class FakeDesk:
 
     async def unload(self, model: str) -> None:
         self.acts.append(("unload", model))
+
+    async def take_room(
+        self, pool: str, count: int, ttl: float | None, wait: float | None, pid: int | None, holder: str
+    ) -> RoomView:
+        self.wishes.append((pool, count, ttl, wait, pid, holder))
+        self.waiting += 1
+        self.quiet.clear()
+        await self._gate()
+        room = RoomView(f"r{len(self.wishes)}", pool, count, "held", holder, pid, ttl, "it fits")
+        self.rooms[room.id] = room
+        return room
+
+    def give_room_back(self, room: str) -> None:
+        if self.rooms.pop(room, None) is None:
+            raise LeaseNotFound(f"there is no lease {room!r}")
+
+    def extend_room(self, room: str, ttl: float | None) -> RoomView:
+        if room not in self.rooms:
+            raise LeaseNotFound(f"there is no lease {room!r}")
+        self.rooms[room] = replace(self.rooms[room], expires_in_seconds=ttl)
+        return self.rooms[room]
+
+    async def reload(self) -> ReloadView:
+        if self.refusal is not None:
+            raise self.refusal
+        return self.reloaded
 
     def set_pin(self, model: str, pinned: bool) -> None:
         self.capabilities(model)

@@ -14,7 +14,7 @@ from pagein.gateway.proxy import Proxy
 from pagein.gateway.upstream import Upstreams
 from pagein.protocol import PATHS, Capability
 from tests.gateway.conftest import NO_HEARTBEAT, Serve
-from tests.gateway.fakes import ALL_PATHS, STREAM_PATHS, FakeDesk, FakeWorker, RawClient, eventually, request_for
+from tests.gateway.fakes import ALL_PATHS, STREAM_PATHS, FakeDesk, FakeWorker, RawClient, begin, eventually, request_for
 
 SOON = 0.001
 
@@ -22,6 +22,14 @@ SOON = 0.001
 def worker_path(path: str) -> str:
     """Return the path under which the worker sees a request."""
     return {"/rerank": PATHS[Capability.RERANK], "/run/m": PATHS[Capability.CHAT]}.get(path, path)
+
+
+async def stuck_in_json(request: web.Request) -> web.StreamResponse:
+    """Send the beginning of an answer that is too long to be collected, and then nothing."""
+    response = await begin(request, "application/json")
+    await response.write(b'{"one": "' + b"x" * 2_000_000)
+    await asyncio.Event().wait()
+    raise AssertionError
 
 
 async def next_request(desk: FakeDesk) -> None:
@@ -91,7 +99,7 @@ async def test_leaving_after_a_heartbeat_of_the_worker(
 @pytest.mark.parametrize("path", ALL_PATHS)
 async def test_leaving_in_the_middle_of_an_answer(desk: FakeDesk, worker: FakeWorker, serve: Serve, path: str) -> None:
     """After the first bytes of an answer: the same."""
-    worker.answer = FakeWorker.stuck
+    worker.answer = FakeWorker.stuck if path in STREAM_PATHS else stuck_in_json
     gateway = await serve()
     client = await RawClient.connect(gateway.port)
     await client.send(path, *request_for(path, stream=True))
@@ -157,7 +165,7 @@ async def test_stopping_the_server_gives_everything_back(desk: FakeDesk, worker:
 
 async def test_a_grant_in_the_moment_of_leaving_is_given_back(desk: FakeDesk, serve: Serve) -> None:
     """A lease that is granted while its client leaves is not lost."""
-    proxy = Proxy(desk, Upstreams(), Metrics(desk), NO_HEARTBEAT)
+    proxy = Proxy(desk, Upstreams(), Metrics(desk), Server(heartbeat=NO_HEARTBEAT))
     desk.gate.clear()
     acquiring = desk.acquire("m", Capability.CHAT)
     waiting = asyncio.create_task(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import random
 
 import aiohttp
@@ -57,7 +58,7 @@ async def test_large_answers_pass_unchanged(
     desk: FakeDesk, worker: FakeWorker, serve: Serve, known_length: bool
 ) -> None:
     """An answer too large to be collected arrives whole, with or without an announced length."""
-    big = random.Random(1).randbytes(3_000_000)
+    big = json.dumps({"x": random.Random(1).randbytes(1_500_000).hex()}).encode()
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -97,8 +98,7 @@ async def test_compressed_bodies_reach_the_worker_readable(worker: FakeWorker, s
 
 async def test_compressed_answers_reach_the_client_readable(desk: FakeDesk, worker: FakeWorker, serve: Serve) -> None:
     """A worker that compresses unasked is unpacked here; the announced length is that of what is sent."""
-
-    big = random.Random(2).randbytes(1_500_000)
+    big = json.dumps({"x": random.Random(2).randbytes(750_000).hex()}).encode()
 
     async def answer(request: web.Request) -> web.Response:
         assert request.headers["Accept-Encoding"] == "identity"
@@ -199,13 +199,11 @@ async def test_a_worker_that_dies_within_a_small_answer_gives_a_clean_error(
     assert await desk.settled() == [502]
 
 
-async def test_half_an_answer_of_unknown_length_is_cut_visibly(
-    desk: FakeDesk, worker: FakeWorker, serve: Serve
-) -> None:
+async def test_half_a_long_answer_is_cut_visibly(desk: FakeDesk, worker: FakeWorker, serve: Serve) -> None:
     """Where the beginning is already sent, the client sees a broken connection, never a complete short answer."""
 
     async def half(request: web.Request) -> web.StreamResponse:
-        return await die(request, b'{"half": ', content_type="application/json")
+        return await die(request, b'{"half": "', b"x" * 2_000_000, content_type="application/json")
 
     worker.answer = half
     gateway = await serve()
@@ -236,8 +234,11 @@ async def test_a_redirect_of_a_worker_is_not_followed(desk: FakeDesk, worker: Fa
     worker.answer = elsewhere
     gateway = await serve()
     async with gateway.post("/v1/embeddings", json={"model": "m"}, allow_redirects=False) as response:
-        assert (response.status, "Location" in response.headers) == (307, False)
+        error = (await response.json())["error"]
+        assert (response.status, error["code"], error["status"]) == (502, "bad_worker_answer", 307)
+        assert "Location" not in response.headers
     assert len(worker.requests) == 1
+    assert await desk.settled() == [502]
 
 
 async def test_a_fault_of_the_gateway_itself_gives_the_lease_back(
@@ -260,11 +261,11 @@ async def test_a_fault_of_the_gateway_itself_gives_the_lease_back(
 
 
 async def test_answers_are_not_held_back(worker: FakeWorker, serve: Serve) -> None:
-    """The first bytes of a stream reach the client while the worker still works on the rest."""
+    """The first bytes of a transcript reach the client while the worker still works on the rest."""
     go_on = asyncio.Event()
 
     async def slow(request: web.Request) -> web.StreamResponse:
-        response = await begin(request, "application/x-ndjson")
+        response = await begin(request, "text/plain")
         await response.write(b"first\n")
         await go_on.wait()
         await response.write(b"second\n")
@@ -273,7 +274,9 @@ async def test_answers_are_not_held_back(worker: FakeWorker, serve: Serve) -> No
 
     worker.answer = slow
     gateway = await serve()
-    async with gateway.post("/v1/embeddings", json={"model": "m"}) as response:
+    body, content_type = request_for("/v1/audio/transcriptions")
+    headers = {"Content-Type": content_type}
+    async with gateway.post("/v1/audio/transcriptions", data=body, headers=headers) as response:
         assert await response.content.readline() == b"first\n"
         go_on.set()
         assert await response.content.read() == b"second\n"

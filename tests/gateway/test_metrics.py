@@ -86,15 +86,16 @@ async def test_clients_cannot_make_labels(desk: FakeDesk, worker: FakeWorker, se
 
 
 async def test_decisions_are_counted(desk: FakeDesk, serve: Serve) -> None:
-    """An eviction is a stop for another model; other stops and stray names do not count as one."""
+    """An eviction is a stop or a sleep for another model; other stops and stray names do not count as one."""
     gateway = await serve()
     await eventually(lambda: bool(desk.streams))
     desk.decide("stop", "m", evicted_for="n")
+    desk.decide("sleep", "m", evicted_for="n")
     desk.decide("stop", "m", evicted_for=None)
     desk.decide("load", "m")
     await eventually(lambda: all(queue.empty() for queue in desk.streams))
     seen = await samples(gateway)
-    assert seen['pagein_evictions_total{model="m"}'] == 1
+    assert seen['pagein_evictions_total{model="m"}'] == 2
 
 
 async def test_the_state_is_shown(serve: Serve) -> None:
@@ -103,10 +104,13 @@ async def test_the_state_is_shown(serve: Serve) -> None:
     seen = await samples(gateway)
     assert seen['pagein_pool_bytes{pool="ram",state="reserved"}'] == 200
     assert seen['pagein_pool_bytes{pool="ram",state="free"}'] == 2400
+    assert seen['pagein_pool_bytes{pool="ram",state="outside"}'] == 0
+    levels = [seen[f'pagein_pressure{{level="{level}"}}'] for level in ("calm", "tight", "critical")]
+    assert levels == [1, 0, 0]
     assert seen['pagein_model_bytes{kind="held",model="m",pool="ram"}'] == 1000
     assert seen['pagein_loads_total{model="m"}'] == 2
     assert seen['pagein_model_resident{model="m"}'] == 1
-    assert not [name for name in seen if "peak" in name or "available" in name]
+    assert not [name for name in seen if "peak" in name or "available" in name or "effective" in name]
 
 
 @pytest.mark.parametrize("models", [1, 3])

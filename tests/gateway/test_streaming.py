@@ -276,7 +276,7 @@ async def test_a_client_that_stops_reading_loses_its_lease(desk: FakeDesk, worke
     async def flood(request: web.Request) -> web.StreamResponse:
         response = await begin(request)
         while True:
-            await response.write(b"data: " + b"x" * 60_000 + b"\n\n")
+            await response.write(b'data: {"x": "' + b"x" * 60_000 + b'"}\n\n')
 
     worker.answer = flood
     desk.timeout = 1.0

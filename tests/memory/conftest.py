@@ -1,7 +1,7 @@
 """Captured machines.
 
-`cgroup/hybrid` was captured on a virtual machine, with names changed. The other trees and texts were written by hand in
-the kernel's, NVML's and macOS's own formats.
+`cgroup/hybrid` and `proc/thrash.txt` were captured on a virtual machine, with names changed. The other trees and texts
+were written by hand in the kernel's, NVML's and macOS's own formats.
 """
 
 import json

@@ -3,7 +3,7 @@
 import pytest
 
 from pagein.errors import ConfigError
-from pagein.memory.budget import resolve_budgets
+from pagein.memory.budget import less_mapped, resolve_budgets
 from pagein.memory.snapshot import MachineSnapshot, PoolReading
 
 GIB = 1024**3
@@ -86,3 +86,25 @@ def test_nonsense_is_refused(wish):
     """No bytes, no share, and more than all of it are errors, whoever read the file."""
     with pytest.raises(ConfigError, match=r"^budget\.ram: "):
         resolve_budgets(machine(ram=GIB), {"ram": wish})
+
+
+def test_mapped_weights_are_not_available():
+    """Pages of files that our workers use count as taken, and nothing else of the machine changes."""
+    before = machine(ram=10 * GIB, cuda_0=20 * GIB)
+    after = less_mapped(before, 4 * GIB)
+    assert after.pools["ram"] == PoolReading("ram", 10 * GIB, 6 * GIB, "physical memory")
+    assert after.pools["cuda:0"] == before.pools["cuda:0"]
+    assert before.pools["ram"].available == 10 * GIB
+
+
+def test_more_mapped_than_available_leaves_nothing():
+    """Never below zero: the two figures are read at different moments."""
+    assert less_mapped(machine(ram=GIB), 2 * GIB).pools["ram"].available == 0
+
+
+def test_an_unknown_stays_unknown_whatever_is_mapped():
+    """No figure is made up from what is mapped alone."""
+    pool = PoolReading("ram", 4 * GIB, None, "cgroup /a memory.max")
+    unknown = MachineSnapshot(pools={"ram": pool})
+    assert less_mapped(unknown, GIB) == unknown
+    assert less_mapped(MachineSnapshot(pools={}), GIB).pools == {}

@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +31,10 @@ def fake(name: str, switches: str = "", **settings: object) -> str:
     command = f"{sys.executable} {FAKE} --socket ${{socket}} --name {name} {switches}"
     rows = {"command": json.dumps(command), "capabilities": "[chat, embedding]", **settings}
     return f"  {name}:\n" + "".join(f"    {key}: {value}\n" for key, value in rows.items())
+
+
+def _enter(group: Path) -> None:
+    (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
 class Reply:
@@ -51,19 +55,33 @@ class Reply:
 class Running:
     """The daemon, and everything that a scenario asks of it."""
 
-    def __init__(self, folder: Path, budget: str, models: str, more: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        budget: str,
+        models: str,
+        more: str = "",
+        server: str = "",
+        supervisor: str = "",
+        enter: Path | None = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        """``more`` are lines of the scheduler's section; the daemon starts in the cgroup ``enter``."""
         self.folder, self.state = folder, folder / "state"
         self.config = folder / "pagein.yaml"
         self.config.write_text(
-            f"budget: {budget}\nstate_dir: state\nserver:\n  port: 0\n  heartbeat: 50ms\n"
-            f"scheduler:\n  sample_every: 50ms\n{more}models:\n{models}"
+            f"budget: {budget}\nstate_dir: state\nserver:\n  port: 0\n  heartbeat: 50ms\n{server}"
+            f"scheduler:\n  sample_every: 50ms\n{more}"
+            + (f"supervisor:\n{supervisor}" if supervisor else "")
+            + f"models:\n{models}"
         )
         self.log = (folder / "daemon.log").open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pagein", "serve", str(self.config)],
+            [sys.executable, "-m", "pagein", "serve", str(self.config), *arguments],
             stdout=self.log,
             stderr=self.log,
             env={k: v for k, v in os.environ.items() if not k.startswith("PAGEIN_")},
+            preexec_fn=None if enter is None else lambda: _enter(enter),
         )
         self.seen: set[psutil.Process] = set()
         self.address = ""
@@ -117,17 +135,28 @@ class Running:
 
     def control(self, name: str, act: str, value: str | None = None) -> dict[str, Any]:
         """Talk to the fake engine itself, past the daemon."""
+        return self._control(self._socket_of(name), act, value)
+
+    def _control(self, path: str, act: str, value: str | None = None) -> dict[str, Any]:
         connection = http.client.HTTPConnection("fake")
         connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.connect(self._socket_of(name))
+        connection.sock.connect(path)
         path = f"/control/{act}" + (f"?value={value}" if value is not None else "")
         connection.request("GET" if act == "state" else "POST", path)
         answer = json.loads(connection.getresponse().read())
         connection.close()
         return answer
 
+    def control_of_loading(self, name: str, act: str) -> dict[str, Any] | None:
+        """The same for an engine that is not ready yet; None while it does not listen."""
+        with contextlib.suppress(OSError, AssertionError, psutil.Error):
+            return self._control(self._socket_below(psutil.Process(self.process.pid), name), act)
+        return None
+
     def _socket_of(self, name: str) -> str:
-        worker = psutil.Process(self.model(name)["pid"])
+        return self._socket_below(psutil.Process(self.model(name)["pid"]), name)
+
+    def _socket_below(self, worker: psutil.Process, name: str) -> str:
         for process in [worker, *worker.children(recursive=True)]:
             line = process.cmdline()
             if "--socket" in line and "--name" in line and line[line.index("--name") + 1] == name:

@@ -123,8 +123,9 @@ def test_a_request_of_a_liar_that_is_ended_is_told_so(start):
     Later(lambda: d.control("liar", "allocate", "300MiB"))  # it may be ended before it can answer
     last = cut.result().rest()[-1]
     assert b'"error"' in last
-    assert b"beyond its allowance" in last
-    d.until_state("liar", "absent")
+    assert b"ran out of its memory" in last
+    assert b"out_of_memory" in last
+    d.until_state("liar", "failed")
     assert d.model("liar")["need"]["ram"] > 100 * 1024**2
     assert d.model("honest")["pid"] == pid
     d.control("honest", "release")

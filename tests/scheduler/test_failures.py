@@ -249,5 +249,6 @@ def test_the_reason_of_a_kill_can_be_read():
     w.request("liar")
     w.ready("liar", used=4)
     assert w.last(Kill).reason == (
-        "ended: it took 3 B of ram beyond its allowance; ram was measured 1 B over its budget, and too little is idle"
+        "ended: model 'liar' ran out of its memory: it reached 4 B of ram, it was granted 1 B (limit 1 B), "
+        "and was ended by Pagein: ram was measured 1 B over its budget, and too little is idle"
     )

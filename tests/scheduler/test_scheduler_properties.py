@@ -4,9 +4,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pagein.memory.pressure import PressureLevel, PressureState
 from pagein.residency.lifecycle import State
 from pagein.scheduler import events as ev
-from pagein.scheduler.actions import Load, Note, Stop, Wait
+from pagein.scheduler.actions import Load, Note, Sleep, Stop, Wait, Wake
 from pagein.scheduler.dry_run import foresee
 from pagein.scheduler.outlook import never_fits
 from pagein.scheduler.state import open_slots
@@ -14,7 +15,7 @@ from pagein.scheduler.state import open_slots
 from .world import World, model
 
 NAMES = ["a", "b", "c", "d", "e"]
-LIVE = (State.LOADING, State.RESIDENT, State.DRAINING)
+LIVE = (State.LOADING, State.RESIDENT, State.DRAINING, State.ASLEEP)
 
 
 class Chaos(RuleBasedStateMachine):
@@ -25,14 +26,29 @@ class Chaos(RuleBasedStateMachine):
         priorities=st.lists(st.sampled_from(["low", "medium", "medium", "high"]), min_size=5, max_size=5),
         parallels=st.lists(st.integers(1, 3), min_size=5, max_size=5),
         keep=st.lists(st.sampled_from([None, 0.0, 5.0]), min_size=5, max_size=5),
+        heavy=st.sets(st.sampled_from(NAMES)),
+        sleepers=st.sets(st.sampled_from(NAMES)),
+        stay=st.sampled_from([0.0, 0.0, 1.0]),
+        hold=st.sampled_from([0.0, 2.0]),
     )
-    def begin(self, needs, priorities, parallels, keep):
+    def begin(self, needs, priorities, parallels, keep, heavy, sleepers, stay, hold):
         models = [
-            model(n, needs[i], priority=priorities[i], parallel=parallels[i], keep_alive=keep[i], queue_limit=4)
+            model(
+                n,
+                needs[i],
+                priority=priorities[i],
+                parallel=parallels[i],
+                keep_alive=keep[i],
+                queue_limit=4,
+                heavy=n in heavy,
+            )
             for i, n in enumerate(NAMES)
         ]
-        self.world = World(16, models, patience=3.0, max_wait=40.0, low_linger=1.0)
+        limits = {"patience": 3.0, "max_wait": 40.0, "low_linger": 1.0, "min_residency": stay, "hold": hold}
+        self.world = World(16, models, **limits)
+        self.world.sleepers = set(sleepers)
         self.honest = True
+        self.next_room = 0
 
     @rule(name=st.sampled_from(NAMES))
     def request(self, name):
@@ -54,10 +70,48 @@ class Chaos(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.world.loading))
         if outcome == 0:
             self.world.breaks(name)
+        elif outcome == 2:
+            self.world.outgrows(name, peak=lie or None)
         else:
             lying = outcome == 1
             self.honest = self.honest and not lying
             self.world.ready(name, used=lie if lying else None)
+
+    @precondition(lambda self: self.world.granted)
+    @rule(data=st.data())
+    def is_silent(self, data):
+        self.world.finish(data.draw(st.sampled_from(sorted(self.world.granted))), silent=True)
+
+    @precondition(lambda self: self.world.dozing)
+    @rule(data=st.data(), kept=st.integers(0, 12))
+    def falls_asleep(self, data, kept):
+        name = data.draw(st.sampled_from(self.world.dozing))
+        self.world.sleeps(name, min(kept, self.world.state.held(name)["ram"]))
+
+    @precondition(lambda self: self.world.dozing)
+    @rule(data=st.data())
+    def does_not_sleep(self, data):
+        self.world.send(ev.SleepBroke(data.draw(st.sampled_from(self.world.dozing)), "it cannot"))
+
+    @rule(count=st.integers(1, 18))
+    def outsider_asks(self, count):
+        self.next_room += 1
+        self.world.want_room(f"lease-{self.next_room}", count)
+
+    @precondition(lambda self: self.world.rooms)
+    @rule(data=st.data())
+    def outsider_ends(self, data):
+        self.world.end_room(data.draw(st.sampled_from(sorted(self.world.rooms))))
+
+    @rule(level=st.sampled_from(list(PressureLevel)))
+    def pressure(self, level):
+        signs = () if level is PressureLevel.CALM else ("a sign",)
+        self.world.send(ev.Measured({}, {}, pressure=PressureState(level, signs)))
+
+    @rule(name=st.sampled_from(NAMES), need=st.integers(1, 12), parallel=st.integers(1, 3))
+    def edited(self, name, need, parallel):
+        fresh = model(name, need, parallel=parallel, queue_limit=4)
+        self.world.send(ev.Reconfigured({name: fresh}))
 
     @precondition(lambda self: self.world.leaving)
     @rule(data=st.data())
@@ -122,7 +176,9 @@ class Chaos(RuleBasedStateMachine):
         for m in w.state.models.values():
             if m.name in w.loading:
                 assert m.state is State.LOADING
-            elif m.name in w.leaving:
+            elif m.name in w.asleep:
+                assert m.state is State.ASLEEP
+            elif m.name in w.leaving + w.dozing:
                 assert m.state is State.DRAINING
                 assert m.stopping
             elif m.name in w.freeing:
@@ -136,7 +192,10 @@ class Chaos(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         w = self.world
-        w.send(ev.Measured({}, {"ram": None}, daemon=0))
+        for room in list(w.rooms):
+            w.end_room(room)
+        calm = PressureState(PressureLevel.CALM)
+        w.send(ev.Measured({}, {"ram": None}, daemon=0, pressure=calm))
         self._all_ends(w)
         for m in w.state.models.values():
             w.send(ev.LoadUnwanted(m.name))
@@ -160,19 +219,21 @@ class Chaos(RuleBasedStateMachine):
         had_room = w.state.unload_running(dict.fromkeys(w.state.ledgers, 0)) is None
         slots = open_slots(w.state, w.state.models[name]) - len(w.state.models[name].waiting)
         overdrawn = w.state.ledgers["ram"].overdraft > w.state.coming("ram")
-        before = len(w.log)
+        before, kept = len(w.log), w.state.models[name].heavy or bool(w.state.pressure.signs)
         request = w.request(name)
-        if overdrawn:
-            return  # what takes too much may be ended in any step
-        new = [a for a in w.log[before:] if a.model == name or getattr(a, "evicted_for", None) == name]
+        if overdrawn or kept:
+            return  # what takes too much may be ended in any step, heavy ones take turns
+        new = [
+            a for a in w.log[before:] if getattr(a, "model", None) == name or getattr(a, "evicted_for", None) == name
+        ]
         kinds = {type(a) for a in new} - {Note}
         match seen.outcome:
             case "refuse":
                 assert request in w.ended, seen
             case "load":
-                assert Load in kinds, (seen, new)
+                assert kinds & {Load, Wake}, (seen, new)
             case "evict":
-                stopped = [a.model for a in new if isinstance(a, Stop)]
+                stopped = [a.model for a in new if isinstance(a, Stop | Sleep)]
                 assert stopped == [v.name for v in seen.victims][:1] or not had_room, (seen, new)
             case "resident":
                 assert (request in w.granted) == (slots > 0 and name not in w.state.yielding), (seen, new)

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from pagein.errors import LoadFailed
+from pagein.errors import LoadFailed, Outgrown, PageinError
 from pagein.residency.ledger import Holding
 from pagein.residency.lifecycle import State
 from pagein.scheduler import Limits, ModelState, Scheduler, SchedulerState
 from pagein.scheduler import events as ev
-from pagein.scheduler.actions import Action, Grant, Kill, Load, Note, Refuse, Stop, Wait
+from pagein.scheduler.actions import (
+    Action,
+    Deny,
+    Give,
+    Grant,
+    Kill,
+    Load,
+    Note,
+    Refuse,
+    Renewed,
+    Sleep,
+    Stop,
+    Wait,
+    Wake,
+)
+from pagein.scheduler.intake import MOST_KEPT
 
 
 def model(name: str, need: int, **settings) -> ModelState:
@@ -24,6 +39,13 @@ class World:
         self.loading: list[str] = []
         self.leaving: list[str] = []
         self.freeing: list[str] = []
+        self.dozing: list[str] = []
+        """Told to sleep, and not asleep yet."""
+        self.asleep: set[str] = set()
+        self.sleepers: set[str] = set()
+        """Models whose workers say that they can sleep."""
+        self.rooms: dict[str, str] = {}
+        """Outsiders' leases: wanted or held."""
         self.granted: dict[int, str] = {}
         self.waiting: dict[int, str] = {}
         self.ended: dict[int, str] = {}
@@ -63,8 +85,29 @@ class World:
                 assert action.model not in self.leaving + self.freeing, "two processes of one model"
                 self.loading.append(action.model)
                 self.loads.append(action.model)
+            case Sleep():
+                assert action.model not in self.leaving + self.dozing
+                assert action.model not in self.granted.values(), f"{action} while it is used"
+                assert not self.state.models[action.model].kept
+                assert action.model not in self.unserved, "sent to sleep before first use"
+                self.dozing.append(action.model)
+            case Wake():
+                assert action.model in self.asleep
+                self.asleep.discard(action.model)
+                self.loading.append(action.model)
+            case Give():
+                assert self.rooms[action.room] == "wanted"
+                self.rooms[action.room] = "held"
+            case Deny():
+                assert self.rooms.pop(action.room) == "wanted"
+            case Renewed():
+                assert action.model not in self.loading + self.leaving + self.freeing
+                assert not action.removed or action.model not in self.waiting.values()
             case Stop() | Kill():
                 assert action.model not in self.leaving
+                if action.model in self.dozing:
+                    self.dozing.remove(action.model)
+                self.asleep.discard(action.model)
                 in_use = [r for r, m in self.granted.items() if m == action.model]
                 if isinstance(action, Stop):
                     assert not in_use, f"{action} while {in_use} use it"
@@ -86,34 +129,58 @@ class World:
         for ledger in self.state.ledgers.values():
             ledger.check()
         releasing = {m for m in self.state.models if self.state.ledgers["ram"].column_of(m) is Holding.RELEASING}
-        assert releasing == set(self.leaving + self.freeing)
+        assert releasing == set(self.leaving + self.freeing + self.dozing)
+        for room, state in self.rooms.items():
+            held = self.state.ledgers["ram"].bytes_of(room)
+            assert (held > 0) == (state == "held"), (room, state, held)
         for name in self.granted.values():
             assert self.state.busy(name)
 
-    def request(self, name: str) -> int:
+    def request(self, name: str, keep_alive: float | None = None) -> int:
         self.next_id += 1
         self.waiting[self.next_id] = name
-        self.send(ev.Requested(self.next_id, name))
+        self.send(ev.Requested(self.next_id, name, keep_alive))
         return self.next_id
 
-    def finish(self, request: int, answered: bool = True) -> None:
+    def finish(self, request: int, answered: bool = True, silent: bool = False) -> None:
         name = self.granted.pop(request, None) or self.waiting.pop(request, None)
         if name is not None and name not in self.waiting.values():
             self.unserved.discard(name)
         self.ended.setdefault(request, "finished")
-        self.send(ev.Finished(request, answered))
+        self.send(ev.Finished(request, answered and not silent, silent))
 
     def ready(self, name: str, used: int | None = None, seconds: float = 1.0) -> None:
         self.loading.remove(name)
         used = self.state.models[name].allowance["ram"] if used is None else used
         if self.state.models[name].waiting:
             self.unserved.add(name)
-        self.send(ev.BecameReady(name, {"ram": used}, seconds))
+        self.send(ev.BecameReady(name, {"ram": used}, seconds, sleeps=name in self.sleepers))
 
-    def breaks(self, name: str) -> None:
+    def breaks(self, name: str, error: PageinError | None = None) -> None:
         self.loading.remove(name)
         self.freeing.append(name)
-        self.send(ev.LoadBroke(name, LoadFailed(f"{name} broke")))
+        self.send(ev.LoadBroke(name, error or LoadFailed(f"{name} broke")))
+
+    def outgrows(self, name: str, peak: int | None = None) -> None:
+        """A load is ended by its cgroup."""
+        allowance = self.state.models[name].allowance["ram"]
+        self.breaks(name, Outgrown(name, "ram", allowance, allowance, peak, "its cgroup"))
+
+    def sleeps(self, name: str, kept: int) -> None:
+        """A worker that was told to sleep says that it does, and is measured."""
+        before = dict(self.state.models[name].used)
+        if kept <= before.get("ram", self.state.held(name)["ram"]) * MOST_KEPT:
+            self.dozing.remove(name)
+            self.asleep.add(name)
+        self.send(ev.Slept(name, before, {"ram": kept}))
+
+    def want_room(self, room: str, count: int, measured: bool = False) -> None:
+        self.rooms[room] = "wanted"
+        self.send(ev.RoomWanted(room, "ram", count, measured))
+
+    def end_room(self, room: str) -> None:
+        self.rooms.pop(room, None)
+        self.send(ev.RoomEnded(room))
 
     def dies(self, name: str) -> None:
         for request in [r for r, m in self.granted.items() if m == name]:
@@ -121,8 +188,11 @@ class World:
         if name in self.leaving:  # its last request made it leave meanwhile
             self.gone(name)
             return
+        if name in self.dozing:  # or sleep
+            self.dozing.remove(name)
         self.freeing.append(name)
         self.unserved.discard(name)
+        self.asleep.discard(name)
         self.send(ev.WorkerExited(name, LoadFailed(f"{name} died")))
 
     def gone(self, name: str) -> None:
@@ -146,7 +216,9 @@ class World:
 
     def run_effects(self) -> None:
         """Carry every pending load and stop through, until nothing moves."""
-        while self.loading or self.leaving or self.freeing:
+        while self.loading or self.leaving or self.freeing or self.dozing:
+            for name in list(self.dozing):
+                self.sleeps(name, 1)
             for name in list(self.leaving):
                 self.gone(name)
             for name in list(self.freeing):

@@ -37,6 +37,15 @@ def test_what_a_signal_means_is_said():
     assert death_error("m", 1, None, []).message == "model 'm' ended: its worker ended with exit code 1"
 
 
+def test_an_unknown_end_is_called_unknown():
+    """An adopted worker's exit code goes to another parent; none is made up."""
+    error = death_error("m", None, None, [])
+    assert error.message == (
+        "model 'm' ended: its worker ended; it was adopted, and the system tells how a process ended to its parent only"
+    )
+    assert error.details == {"model": "m", "log": []}
+
+
 def test_the_worker_s_last_words_explain_more_than_its_exit_code():
     """When the server program died, its end is the reason, not the worker's own."""
     assert death_error("m", 1, "llama-server was ended by SIGSEGV", []).message == (

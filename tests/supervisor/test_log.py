@@ -71,6 +71,17 @@ def test_a_line_without_end_is_bounded(tmp_path):
     assert all(len(line) <= 500 for line in log.tail(50))
 
 
+def test_the_last_words_after_a_flood_are_kept(tmp_path):
+    """A reason that follows megabytes without a line break stands in the tail, and so does how the line began."""
+    log = make(tmp_path, max_bytes=10**9)
+    log.write(b"loading " + b"x" * 1_000_000 + b" fatal: no such layer\n" + b"\xc3\xa9" * 400 + b"!")
+    first, second = log.tail(2)
+    assert (len(first), len(second)) == (500, 401)
+    assert first.startswith("loading xxx")
+    assert first.endswith("xxx fatal: no such layer")
+    assert second == "é" * 400 + "!"
+
+
 def test_the_tail_is_of_the_present_worker_and_fit_to_print(tmp_path):
     """Last lines belong to this start, without control characters, the unfinished one included."""
     log = make(tmp_path)

@@ -14,6 +14,7 @@ from pagein.supervisor.boot import changes_to
 from pagein.supervisor.child import Child
 from pagein.supervisor.environment import worker_environment
 from pagein.supervisor.spare import Spare
+from pagein.supervisor.tree import is_running
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ async def test_closing_leaves_no_process(fake_spec):
     made.refill()
     await made.close()
     assert made.pid is None
-    assert not [c for c in psutil.Process().children() if "pagein.worker" in " ".join(c.cmdline())]
+    assert not [c for c in psutil.Process().children() if is_running(c) and "pagein.worker" in " ".join(c.cmdline())]
     made.refill()
     assert made._booting is None
 

@@ -10,24 +10,30 @@ from typing import Any
 
 import pytest
 
-from pagein.protocol import CONTROL_FD_VARIABLE, Message, WorkerSpec, decode, encode
+from pagein.protocol import CONTROL_FD_VARIABLE, LOG_FD_VARIABLE, Message, WorkerSpec, decode, encode
 
 
 class Worker:
     """A worker process, its standard input and its control pipe."""
 
-    def __init__(self, **environment: str) -> None:
+    def __init__(self, output: tuple[int, int] | None = None, **environment: str) -> None:
+        """``output``: a pipe for what it prints, of which it gets both ends; the writing one is closed here."""
         reading, writing = os.pipe()
+        handed = {CONTROL_FD_VARIABLE: writing}
+        if output is not None:
+            handed[LOG_FD_VARIABLE] = output[0]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pagein.worker"],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.PIPE if output is None else output[1],
             stderr=subprocess.STDOUT,
-            pass_fds=(writing,),
+            pass_fds=tuple(handed.values()),
             start_new_session=True,
-            env={**os.environ, CONTROL_FD_VARIABLE: str(writing), **environment},
+            env={**os.environ, **{name: str(number) for name, number in handed.items()}, **environment},
         )
         os.close(writing)
+        if output is not None:
+            os.close(output[1])
         self.control = os.fdopen(reading, "rb")
 
     def say(self, data: bytes) -> None:
@@ -57,8 +63,8 @@ def worker() -> Iterator[Callable[..., Worker]]:
     """Start workers; all are killed at the end."""
     started: list[Worker] = []
 
-    def make(**environment: str) -> Worker:
-        started.append(Worker(**environment))
+    def make(output: tuple[int, int] | None = None, **environment: str) -> Worker:
+        started.append(Worker(output, **environment))
         return started[-1]
 
     yield make
@@ -67,8 +73,8 @@ def worker() -> Iterator[Callable[..., Worker]]:
         one.process.wait()
         one.control.close()
         for pipe in (one.process.stdin, one.process.stdout):
-            assert pipe is not None
-            pipe.close()
+            if pipe is not None:
+                pipe.close()
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ class Entry:
 COMMANDS: dict[str, Entry] = {
     "serve": Entry("Start the daemon and serve the configured models.", "Set up and serve"),
     "init": Entry("Write a starter configuration from the model files in a folder.", "Set up and serve"),
+    "reload": Entry("Let the daemon read its configuration again.", "Set up and serve"),
     "check": Entry("Validate a configuration and say what fits, what pages and what never fits.", "Set up and serve"),
     "doctor": Entry("Say what this machine has and what that means for Pagein.", "Set up and serve"),
     "run": Entry("Send a prompt, a recording or an image to a model and print its answer.", "Use models"),
@@ -34,6 +35,7 @@ COMMANDS: dict[str, Entry] = {
     "unload": Entry("Unload a model once nobody uses it.", "Use models"),
     "pin": Entry("Keep a model in memory whatever happens.", "Use models"),
     "unpin": Entry("Let a pinned model be evicted again.", "Use models"),
+    "lease": Entry("Run a program that needs memory of its own, or list such leases.", "Use models"),
     "ps": Entry("List the models: state, bytes, use.", "Look inside"),
     "top": Entry("Watch pools, models and decisions live.", "Look inside"),
     "explain": Entry("Say what was decided about a model, and why.", "Look inside"),

@@ -16,6 +16,8 @@ SEGMENTS = (
     ("resident", "green", "▓"),
     ("reserved", "yellow", "▒"),
     ("releasing", "magenta", "░"),
+    ("left", "red", "▚"),
+    ("outside", "cyan", "▞"),
     ("free", "bright_black", "·"),
 )
 """Field of the pool, its colour and its glyph without colours, in the order of the bar."""
@@ -85,6 +87,8 @@ class PoolBar:
     def _measured(self) -> str:
         pool = self.pool
         facts = [pool.source]
+        if pool.effective is not None and pool.effective < pool.budget:
+            facts.append(f"only {format_bytes(pool.effective)} of it can be had now, others hold the rest")
         if pool.measured is not None:
             facts.append(f"measured {format_bytes(pool.measured)}")
         if pool.highest_measured is not None:

@@ -15,9 +15,9 @@ from urllib.parse import quote
 import aiohttp
 
 from pagein.cli.address import KEY_VARIABLE, Daemon
-from pagein.cli.decode import decision_of, error_of, plan_of, status_of, stranger
+from pagein.cli.decode import decision_of, error_of, plan_of, reload_of, room_of, rooms_of, status_of, stranger
 from pagein.errors import DaemonUnreachable, ModelNotFound, PageinError, Unauthorized
-from pagein.gateway.ports import Decision, PlanView, StatusView
+from pagein.gateway.ports import Decision, PlanView, ReloadView, RoomView, StatusView
 
 T = TypeVar("T")
 _CONNECT_SECONDS = 5.0
@@ -77,6 +77,23 @@ class Client:
         async with self._open("POST", f"/api/models/{quote(model, safe='')}/{verb}"):
             pass
 
+    async def reload(self) -> ReloadView:
+        """Let the daemon read its configuration again; returns what changed."""
+        return reload_of(await self.post("/api/reload", {}))
+
+    async def rooms(self) -> list[RoomView]:
+        """Return the leases of memory, those included that still wait."""
+        return rooms_of(await self._ask("/api/leases"))
+
+    async def take_room(self, wish: dict[str, object]) -> RoomView:
+        """Wait for a lease of memory; a call that is cancelled takes the wish back."""
+        return room_of(await self.post("/api/leases", wish))
+
+    async def give_room_back(self, room: str) -> None:
+        """End a lease of memory."""
+        async with self._open("DELETE", f"/api/leases/{quote(room, safe='')}"):
+            pass
+
     async def log(self, model: str, lines: int) -> str:
         """Return the last lines of a model's log."""
         path = f"/api/models/{quote(model, safe='')}/log"
@@ -84,7 +101,7 @@ class Client:
             return await response.text(errors="replace")
 
     async def post(self, path: str, body: dict[str, object] | aiohttp.FormData) -> Any:
-        """Send one request to a model and return the JSON that it answers."""
+        """Send one request and return the JSON that it answers."""
         payload = {"data": body} if isinstance(body, aiohttp.FormData) else {"json": body}
         async with self._open("POST", path, **payload) as response:
             return await response.json(content_type=None)
@@ -99,8 +116,11 @@ class Client:
                 yield event
 
     async def _ask(self, path: str, **query: str) -> Any:
-        async with asyncio.timeout(_ANSWER_SECONDS), self._open("GET", path, params=query) as response:
-            return await response.json(content_type=None)
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS), self._open("GET", path, params=query) as response:
+                return await response.json(content_type=None)
+        except TimeoutError as error:
+            raise self._lost(error, False) from error
 
     @asynccontextmanager
     async def _open(self, method: str, path: str, **request: Any) -> AsyncIterator[aiohttp.ClientResponse]:

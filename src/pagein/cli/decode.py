@@ -7,7 +7,16 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from pagein.errors import DaemonUnreachable, PageinError
-from pagein.gateway.ports import Decision, ModelView, PlannedEviction, PlanView, PoolView, StatusView
+from pagein.gateway.ports import (
+    Decision,
+    ModelView,
+    PlannedEviction,
+    PlanView,
+    PoolView,
+    ReloadView,
+    RoomView,
+    StatusView,
+)
 
 T = TypeVar("T")
 
@@ -16,7 +25,23 @@ def status_of(body: Any) -> StatusView:
     """Read the answer of ``/api/status``."""
     pools = [_value(PoolView, pool) for pool in _list(body, "pools")]
     models = [_value(ModelView, model) for model in _list(body, "models")]
-    return _value(StatusView, {**body, "pools": pools, "models": models})
+    rooms = rooms_of(body, "rooms") if "rooms" in body else []  # a daemon of an older version has none
+    return _value(StatusView, {**body, "pools": pools, "models": models, "rooms": rooms})
+
+
+def rooms_of(body: Any, key: str = "leases") -> list[RoomView]:
+    """Read the answer of ``GET /api/leases``, or the same list in another."""
+    return [room_of(room) for room in _list(body, key)]
+
+
+def room_of(body: Any) -> RoomView:
+    """Read one lease of memory."""
+    return _value(RoomView, body)
+
+
+def reload_of(body: Any) -> ReloadView:
+    """Read the answer of ``/api/reload``."""
+    return _value(ReloadView, body)
 
 
 def plan_of(body: Any) -> PlanView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -14,6 +15,7 @@ from pagein.catalog.engines import find_llama_server, find_row, installed_versio
 from pagein.cli.console import output, print_json, show
 from pagein.cli.options import Json
 from pagein.memory.probes.advice import Finding, Verdict, diagnose
+from pagein.supervisor.limits import foresee
 
 _MARKS = {Verdict.OK: ("ok", "green"), Verdict.WARN: ("warn", "yellow"), Verdict.BAD: ("bad", "bold red")}
 _ONE_LINE = 140
@@ -26,7 +28,7 @@ def doctor(json: Json = False) -> None:
     Memory, cgroups, GPUs, pressure, swap and engines; nothing is changed and no daemon is needed. Ends with 1 when
     something will go wrong.
     """
-    findings = [*diagnose(), *engines()]
+    findings = [*diagnose(), *limits(), *engines()]
     if json:
         print_json({"findings": [asdict(finding) for finding in findings]})
     else:
@@ -34,6 +36,21 @@ def doctor(json: Json = False) -> None:
         show(_report(findings, console), console)
     if any(finding.verdict is Verdict.BAD for finding in findings):
         raise typer.Exit(1)
+
+
+def limits() -> list[Finding]:
+    """Return what would keep the workers of a daemon that is started from here within what they were granted."""
+    if sys.platform != "linux":
+        return []
+    prospect = foresee()
+    if prospect.hard:
+        means = "a model that takes more than it was granted is ended at once, and alone"
+        return [Finding("worker limits", prospect.words, means)]
+    means = (
+        "it measures at intervals, so a worker that grows fast may pass its limit in between; where systemd runs, "
+        "`systemd-run --user --scope -p Delegate=yes pagein serve` (in a service: Delegate=yes) gives each its cgroup"
+    )
+    return [Finding("worker limits", prospect.words, means, Verdict.WARN)]
 
 
 def engines() -> list[Finding]:

@@ -12,6 +12,10 @@ from pagein.errors import PageinError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells count it: 128 + SIGINT."""
+NOT_EXECUTABLE = 126
+"""Exit code of `pagein lease` for a command that cannot be executed, as shells have it."""
+NOT_FOUND = 127
+"""Exit code of `pagein lease` for a command that does not exist, as shells have it."""
 USAGE = 2
 """Exit code for a command line that cannot be understood, as shells and `BadUsage` have it."""
 DEBUG_VARIABLE = "PAGEIN_DEBUG"

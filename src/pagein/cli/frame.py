@@ -9,11 +9,12 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from pagein.cli.bars import PoolBar
+from pagein.cli.house import house_lines
 from pagein.cli.views import STATE_STYLE, decision_lines, model_table
 from pagein.gateway.ports import Decision, ModelView, StatusView
 from pagein.units import format_duration
 
-_STATES = ("resident", "loading", "draining", "releasing", "failed", "absent")
+_STATES = ("resident", "asleep", "loading", "draining", "releasing", "failed", "absent")
 _DECISIONS = 12
 """Decisions in a frame that is not fitted to a screen."""
 _FEWEST_DECISIONS = 4
@@ -26,7 +27,7 @@ def frame(
 
     ``note`` is shown instead of the daemon's state, for a lost connection.
     """
-    head: list[RenderableType] = [_header(status, note), Text()]
+    head: list[RenderableType] = [_header(status, note), *house_lines(status, brief=True), Text()]
     for pool in status.pools:
         head += [PoolBar(pool), Text()]
     models = sorted(status.models, key=_rank)

@@ -59,7 +59,8 @@ def describe(command: Any) -> tuple[str, list[str]]:
 def usage(command: Any) -> str:
     """Return the usage line of a command, without the word usage."""
     pieces = [_argument_name(p) for p in command.params if p.param_type_name == "argument"]
-    return " ".join(["pagein", command.name, *pieces, "[OPTIONS]"])
+    last = [piece for piece in pieces if "-- " in piece]  # what follows `--` are no options of this command any more
+    return " ".join(["pagein", command.name, *(p for p in pieces if p not in last), "[OPTIONS]", *last])
 
 
 def arguments(command: Any) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from pagein.cli.address import find_daemon
 from pagein.cli.bars import PoolBar
 from pagein.cli.client import call
 from pagein.cli.console import output, print_json, show
+from pagein.cli.house import house_lines
 from pagein.cli.options import Json, StateDir, Url
 from pagein.cli.views import model_table, problem_lines
 
@@ -34,3 +35,6 @@ def ps(url: Url = None, state_dir: StateDir = None, json: Json = False) -> None:
     for pool in status.pools:
         show(Text(), console)
         show(PoolBar(pool), console)
+    show(Text(), console)
+    for line in house_lines(status):
+        show(line, console)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pagein.cli.app import COMMANDS, build
-from pagein.cli.faults import DEBUG_VARIABLE, INTERRUPTED
+from pagein.cli.faults import DEBUG_VARIABLE, INTERRUPTED, NOT_EXECUTABLE, NOT_FOUND
 from pagein.cli.help import ADDRESS_NOTE, arguments, describe, options, usage
 from pagein.errors import PageinError
 
@@ -86,7 +86,10 @@ def _exit_codes() -> str:
         kinds = [kind for kind in _kinds(PageinError) if kind.exit_code == code]
         words = "any other error" if code == PageinError.exit_code else " ".join(_first_line(kind) for kind in kinds)
         lines.append(f"| {code} | {words.rstrip('.')} |")
+    lines.append(f"| {NOT_EXECUTABLE} | `lease`: the command cannot be executed |")
+    lines.append(f"| {NOT_FOUND} | `lease`: there is no such command |")
     lines.append(f"| {INTERRUPTED} | ended by Ctrl-C |")
+    lines += ["", "`lease` becomes its command, so every other code after it is that of the command."]
     return "\n".join(lines) + "\n"
 
 

@@ -13,6 +13,7 @@ from pagein.units import format_bytes, format_duration
 
 STATE_STYLE = {
     "resident": "green",
+    "asleep": "blue",
     "loading": "yellow",
     "draining": "magenta",
     "releasing": "magenta",
@@ -25,6 +26,12 @@ KIND_STYLE = {
     "load": "yellow",
     "wait": "cyan",
     "stop": "magenta",
+    "sleep": "magenta",
+    "wake": "yellow",
+    "lease": "cyan",
+    "lease_end": "cyan",
+    "deny": "red",
+    "reload": "yellow",
     "freed": "magenta",
     "refuse": "red",
     "kill": "red",
@@ -32,6 +39,8 @@ KIND_STYLE = {
 }
 _NAME_CELLS = 24
 """Columns for a model's name: longer ones fold, unless the screen is very wide."""
+_KIND_CELLS = 6
+"""Columns for the kind of a decision; few kinds are longer."""
 _WIDE = 110
 """From this width on, tables show their further columns."""
 _WIDEST = 160
@@ -112,11 +121,12 @@ def decision_lines(decisions: Iterable[Decision]) -> list[Text]:
     decisions = list(decisions)
     moments = [clock(decision.time) for decision in decisions]
     cells = max(map(len, moments), default=4)
-    lines = [Text(f"{'TIME':{cells}}  {'WHAT':6}  {'MODEL':16}  WHY", "bright_black")]
+    words = max(_KIND_CELLS, *(len(decision.kind) for decision in decisions), 0)
+    lines = [Text(f"{'TIME':{cells}}  {'WHAT':{words}}  {'MODEL':16}  WHY", "bright_black")]
     for moment, decision in zip(moments, decisions, strict=True):
         model = Text(decision.model or "-")
         model.truncate(16, overflow="ellipsis", pad=True)
-        kind = (f"{decision.kind:6}", KIND_STYLE.get(decision.kind, ""))
+        kind = (f"{decision.kind:{words}}", KIND_STYLE.get(decision.kind, ""))
         reason = decision.reason.replace("\n", " ")
         lines.append(Text.assemble((f"{moment:{cells}}", "bright_black"), "  ", kind, "  ", model, "  ", reason))
     for line in lines:

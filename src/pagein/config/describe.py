@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import types
 from enum import Enum
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -79,6 +80,10 @@ def written(value: Any, kind: str = "") -> str:
     """Write a value as YAML on one line, as `pagein.config` reads it back; sizes and durations with units."""
     if kind.startswith("size") and isinstance(value, int):
         return _in_units(value, [("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)], "")
+    if kind == "size or share" and isinstance(value, float):
+        return f"{100 * value:.10g}%"
+    if kind.startswith("duration") and value == math.inf:
+        return "-1"
     if kind.startswith("duration") and isinstance(value, float):
         return _in_units(round(value * 1000), [("h", 3600_000), ("m", 60_000), ("s", 1000)], "ms") if value else "0s"
     if isinstance(value, dict):

@@ -22,6 +22,7 @@ RESERVED = frozenset({"PAGEIN_CONFIG", "PAGEIN_CONTROL_FD", "PAGEIN_DEBUG", "PAG
 
 _PATHS = ("model", "state_dir")
 _LISTS = ("cors", "capabilities", "cpus")
+_MAPPINGS = ("compute_lock",)
 _FREE = ("env", "options")
 """Keys of a model whose own keys are free."""
 
@@ -129,9 +130,9 @@ def _known(models: Collection[str]) -> list[str]:
 
 
 def _value(key: Key, text: str) -> Any:
-    """Read the text of a variable: lists as ``a,b`` or ``[a, b]``, options as YAML, paths from the current folder."""
+    """Read the text of a variable: lists as ``a,b`` or ``[a, b]``, options and mappings as YAML, paths from here."""
     name = key[-1]
-    if key[2:3] == ("options",):
+    if key[2:3] == ("options",) or (name in _MAPPINGS and text.lstrip().startswith("{")):
         return read_value(text)
     if key[2:3] == ("env",):
         return text

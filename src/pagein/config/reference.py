@@ -121,8 +121,11 @@ them is refused at once, with both numbers. `pagein unload` unloads any model th
 | absent | stays while there is room | leaves after `scheduler.low_linger` | stays |
 | `0` | leaves as soon as no request uses it or waits for it | the same | stays until it is unpinned |
 | `5m` | leaves after 5 minutes without a request, or 5 minutes after a load that nobody used | the same | stays until it is unpinned |
+| `-1` | stays while there is room | the same | stays |
 
-With `0`, a model that was loaded by hand waits for its first request. With `priority: high`, `keep_alive` is refused."""
+With `0`, a model that was loaded by hand waits for its first request. With `priority: high`, `keep_alive` is refused.
+
+A request may bring a `keep_alive` of its own: [what counts then](http.md#how-long-it-stays-then)."""
 
 
 def _timeouts() -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import platformdirs
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field, model_validator
 
+from pagein.config.sections import LimitMode, Scheduler, Section, Server, Supervisor, rule
 from pagein.config.values import (
     Command,
     Count,
@@ -20,6 +20,7 @@ from pagein.config.values import (
     Duration,
     Environment,
     FilePath,
+    KeepAlive,
     Kind,
     ModelName,
     Pool,
@@ -28,6 +29,22 @@ from pagein.config.values import (
     did_you_mean,
     is_loopback,
 )
+
+__all__ = [
+    "ALIASES",
+    "DEFAULT_PARALLEL",
+    "DEFAULT_TIMEOUTS",
+    "OTHER_PARALLEL",
+    "LimitMode",
+    "Model",
+    "Priority",
+    "Scheduler",
+    "Section",
+    "Server",
+    "Settings",
+    "Supervisor",
+    "section_of",
+]
 
 DEFAULT_TIMEOUTS: dict[str, float] = {
     "chat": 300.0,
@@ -45,13 +62,11 @@ DEFAULT_PARALLEL: dict[str, int] = {"llama_cpp": 1, "whisper": 1}
 OTHER_PARALLEL = 4
 """The same for every other engine."""
 
+SLEEPLESS = frozenset({"llama_cpp"})
+"""Engines of this package that have no state between loaded and ended."""
+
 ALIASES = {"max_context_length": "context", "estimated_memory_bytes": "memory"}
 """Other names of a model's keys."""
-
-
-def rule(message: str, *keys: str) -> PydanticCustomError:
-    """Return the error for keys that contradict each other; their names, from the section on, come along."""
-    return PydanticCustomError("rule", "{message}", {"message": message, "keys": keys})
 
 
 def _capability(word: str) -> str:
@@ -70,74 +85,6 @@ class Priority(StrEnum):
     """Loaded on first use, stays while there is room."""
     LOW = "low"
     """Loaded on use and unloaded after it, `scheduler.low_linger` later."""
-
-
-class Section(BaseModel):
-    """A group of settings: frozen, and unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class Server(Section):
-    """Where and how the daemon answers HTTP."""
-
-    host: str = Field("127.0.0.1", description="Address to listen on. Any but loopback needs an `api_key`.")
-    port: Count = Field(7311, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    api_key: str | None = Field(
-        None,
-        min_length=8,
-        repr=False,
-        description="Key that clients send as `Authorization: Bearer …`. "
-        "Better kept out of the file, in the variable `PAGEIN_SERVER__API_KEY`.",
-        examples=["a-long-random-text"],
-        json_schema_extra={"absent": "none, so everybody who reaches the port may call"},
-    )
-    cors: list[str] = Field(
-        default_factory=list,
-        description="Origins that browsers may call from.",
-        examples=[["https://chat.example.org"]],
-        json_schema_extra={"absent": "none, so no page of another origin may call"},
-    )
-    max_body: Size = Field(64 * 1024**2, ge=1024, description="Largest request body.")
-    heartbeat: Duration = Field(
-        5.0, gt=0, description="Pause between comments (SSE) to a streaming client that waits for its model."
-    )
-
-
-class Scheduler(Section):
-    """How requests wait, and how models come and go."""
-
-    low_linger: Duration = Field(0.0, description="How long a model of low priority stays after its last use.")
-    max_wait: Duration = Field(
-        300.0, gt=0, description="Longest wait for a model, its load included, before the request is refused."
-    )
-    patience: Duration = Field(
-        30.0, gt=0, description="How long a request waits for memory before busy models must yield a turn."
-    )
-    sample_every: Duration = Field(0.5, gt=0, description="Pause between measurements of the workers' memory.")
-
-
-class Supervisor(Section):
-    """How worker processes are started, watched and stopped."""
-
-    ready_timeout: Duration = Field(300.0, gt=0, description="Longest load of a model.")
-    grace: Duration = Field(5.0, description="Time between SIGTERM and SIGKILL.")
-    backoff_first: Duration = Field(
-        1.0, gt=0, description="Pause after the first failed load; doubles with each further one."
-    )
-    backoff_max: Duration = Field(60.0, gt=0, description="Longest pause between failed loads.")
-    log_bytes: Size = Field(10 * 1024**2, ge=1024, description="Size at which a model's log is rotated.")
-    log_files: Count = Field(3, ge=1, description="Rotated logs kept per model.")
-
-    @model_validator(mode="after")
-    def _backoff_grows(self) -> Supervisor:
-        if self.backoff_max < self.backoff_first:
-            raise rule(
-                f"backoff_max ({self.backoff_max:g} s) is shorter than backoff_first ({self.backoff_first:g} s)",
-                "backoff_max",
-                "backoff_first",
-            )
-        return self
 
 
 class Model(Section):
@@ -238,11 +185,23 @@ class Model(Section):
         examples=[{"OMP_NUM_THREADS": "2"}],
         json_schema_extra={"absent": "none"},
     )
-    keep_alive: Duration | None = Field(
+    keep_alive: KeepAlive | None = Field(
         None,
-        description="Idle time after which it is unloaded.",
+        description="Idle time after which it is unloaded; `-1`: never for being idle. "
+        "A request may wish otherwise for a while.",
         examples=["5m"],
         json_schema_extra={"absent": "by priority"},
+    )
+    heavy: bool | None = Field(
+        None,
+        description="Whether it computes alone on its device (`scheduler.compute_lock`).",
+        examples=[True],
+        json_schema_extra={"absent": "when its weights pass `scheduler.heavy_above`"},
+    )
+    sleep: bool = Field(
+        False,
+        description="Instead of leaving it sleeps first, where its engine can (`whisper`; `command`: a server with "
+        "vLLM's `POST /sleep` and `/wake_up`); what it keeps is charged.",
     )
     options: Annotated[dict[str, Any], Kind("name: value")] = Field(
         default_factory=dict,
@@ -273,6 +232,10 @@ class Model(Section):
                 "keep_alive",
                 "priority",
             )
+        if self.sleep and self.priority is Priority.HIGH:
+            raise rule("sleep has no meaning at priority high, which never leaves; use medium", "sleep", "priority")
+        if self.sleep and self.engine in SLEEPLESS:
+            raise rule(f"sleep is set, but the engine {self.engine} cannot sleep", "sleep", "engine")
         return self
 
     def timeout_for(self, capability: str) -> float:
@@ -325,6 +288,17 @@ class Settings(Section):
                 "set server.api_key (or the variable PAGEIN_SERVER__API_KEY)",
                 "server.host",
                 "server.api_key",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _waits_agree(self) -> Settings:
+        plain, longest = self.server.plain_wait, self.scheduler.max_wait
+        if plain is not None and plain > longest:
+            raise rule(
+                f"plain_wait ({plain:g} s) is longer than scheduler.max_wait ({longest:g} s), which ends every wait",
+                "server.plain_wait",
+                "scheduler.max_wait",
             )
         return self
 

@@ -20,6 +20,8 @@ SMALLEST_BUDGET = 1024**2
 """Bytes; a smaller figure is a forgotten unit (``budget: 6``)."""
 _POOL = re.compile(r"ram|cuda:(0|[1-9][0-9]?)")
 _DEVICE = re.compile(r"cpu|gpu|auto|cuda:(0|[1-9][0-9]?)")
+_LOCKED = re.compile(r"cpu|cuda:(0|[1-9][0-9]?)")
+_FOR_EVER = re.compile(r"\s*-1(\.0)?\s*(ms|s|m|h|d)?\s*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -69,7 +71,17 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def _size_or_share(value: Any) -> int | float:
+def parse_keep_alive(value: Any) -> float:
+    """Return seconds; infinity for ``-1``, with or without a unit, as Ollama reads it. Raises ValueError."""
+    if isinstance(value, str | int | float) and not isinstance(value, bool) and _FOR_EVER.fullmatch(str(value)):
+        return math.inf
+    try:
+        return _duration(value)
+    except ValueError as error:
+        raise ValueError(f"{error}; -1 means never for being idle") from None
+
+
+def _size_or_share(value: Any, what: str = "budget", wanted: str = "a size (6GiB) or a share (85%)") -> int | float:
     if isinstance(value, str) and re.fullmatch(r"\s*[0-9]*\.[0-9]+\s*", value):
         value = float(value)  # an environment variable is always text
     if isinstance(value, float):
@@ -82,13 +94,15 @@ def _size_or_share(value: Any) -> int | float:
     try:
         count = _size(value)
     except ValueError as error:
-        raise ValueError(f"{str(error).split(';')[0]}; write a size (6GiB) or a share (85%)") from None
+        raise ValueError(f"{str(error).split(';')[0]}; write {wanted}") from None
     if count < SMALLEST_BUDGET:
         least = format_bytes(SMALLEST_BUDGET)
-        raise ValueError(
-            f"a budget of {format_bytes(count)} is less than {least}; write a size (6GiB) or a share (85%)"
-        )
+        raise ValueError(f"a {what} of {format_bytes(count)} is less than {least}; write {wanted}")
     return count
+
+
+def _margin(value: Any) -> int | float:
+    return _size_or_share(value, "margin", "a size (256MiB) or a share (10%)")
 
 
 def _pool(name: str) -> str:
@@ -106,6 +120,28 @@ def _device(value: Any) -> str:
         return value
     meant = did_you_mean(str(value), ["cpu", "gpu", "auto", "cuda:0"])
     raise ValueError(f"must be cpu, gpu, auto or cuda:N, got {value!r}{meant}")
+
+
+def _compute_lock(value: Any) -> bool | dict[str, bool]:
+    if isinstance(value, dict):
+        return {_locked_device(name): _truth(item, f" for {name!r}") for name, item in value.items()}
+    return _truth(value, ", or a mapping such as {cpu: true, cuda:0: false}")
+
+
+def _locked_device(name: Any) -> str:
+    if isinstance(name, str) and _LOCKED.fullmatch(name):
+        return name
+    meant = did_you_mean(str(name), ["cpu", "cuda:0"])
+    raise ValueError(f"a device that computes is cpu or cuda:N (cuda:0), not {name!r}{meant}")
+
+
+def _truth(value: Any, where: str) -> bool:
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"  # an environment variable is always text
+    if isinstance(value, bool):
+        return value
+    got = f", got {value!r}" if isinstance(value, str | int | float) else ""
+    raise ValueError(f"must be true or false{where}{got}")
 
 
 def _model_name(name: str) -> str:
@@ -158,8 +194,14 @@ Size = Annotated[int, BeforeValidator(_size), Kind("size")]
 """Bytes; written as ``6GiB``, ``500MB`` or a number."""
 Duration = Annotated[float, BeforeValidator(_duration), Kind("duration")]
 """Seconds; written as ``30s``, ``5m``, ``250ms`` or a number."""
+KeepAlive = Annotated[float, PlainValidator(parse_keep_alive), Kind("duration or `-1`")]
+"""Seconds; infinity where written as ``-1``."""
 SizeOrShare = Annotated[int | float, PlainValidator(_size_or_share), Kind("size or share")]
 """Bytes (int), or a share of what the machine has (float above 0, at most 1); written as ``6GiB`` or ``85%``."""
+Margin = Annotated[int | float, PlainValidator(_margin), Kind("size or share")]
+"""The same, the share being one of what it is added to."""
+ComputeLock = Annotated[bool | dict[str, bool], PlainValidator(_compute_lock), Kind("true, false, or those by device")]
+"""One answer for every device, or one for each of some (``cpu``, ``cuda:N``)."""
 Count = Annotated[int, BeforeValidator(_whole), Kind("whole number")]
 """A whole number; ``true`` and ``1.5`` are none."""
 FilePath = Annotated[Path, BeforeValidator(_path_text), AfterValidator(_path), Kind("path")]

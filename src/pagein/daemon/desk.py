@@ -8,29 +8,36 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from pagein.catalog.model import ModelEntry
-from pagein.config.schema import Settings
 from pagein.daemon.fleet import Fleet
 from pagein.daemon.inbox import Inbox
 from pagein.daemon.journal import Journal
+from pagein.daemon.reload import Reloader
+from pagein.daemon.rooms import Rooms
+from pagein.daemon.roster import Roster
 from pagein.daemon.views import View
 from pagein.errors import (
     CapabilityMissing,
+    ConfigError,
     InUse,
     LoadFailed,
     ModelNotFound,
+    Outgrown,
     PageinError,
     ShuttingDown,
     WaitTooLong,
     WorkerDied,
+    WorkerHung,
+    WorkerTimeout,
 )
-from pagein.gateway.ports import Decision, Lease, PlanView, StatusView
+from pagein.gateway.ports import Decision, Lease, PlanView, ReloadView, RoomView, StatusView
 from pagein.protocol import Capability
 from pagein.residency.lifecycle import State
 from pagein.scheduler import ModelState
 from pagein.scheduler import events as ev
-from pagein.scheduler.actions import Action, Grant, Refuse, Stop, Wait
+from pagein.scheduler.actions import Action, Grant, Refuse, Sleep, Stop, Wait
 
+WORKER_SILENT = WorkerTimeout.http_status
+"""The status with which the gateway gives a lease back whose worker sent nothing for its time-out."""
 EXIT_NOTICE = 2.0
 """Seconds that a broken connection waits for the news that the worker has ended."""
 
@@ -57,14 +64,15 @@ class DaemonDesk:
 
     def __init__(
         self,
-        settings: Settings,
-        entries: dict[str, ModelEntry],
+        roster: Roster,
         inbox: Inbox,
         fleet: Fleet,
         journal: Journal,
         view: View,
+        rooms: Rooms,
+        reloader: Reloader | None = None,
     ) -> None:
-        self._settings, self._entries = settings, entries
+        self._roster, self._rooms, self._reloader = roster, rooms, reloader
         self._inbox, self._fleet, self._journal, self._view = inbox, fleet, journal, view
         self._ids = itertools.count(1)
         self._tickets: dict[int, _Ticket] = {}
@@ -86,7 +94,7 @@ class DaemonDesk:
                 case Wait() if (ticket := self._tickets.get(action.request_id)) is not None:
                     if ticket.on_wait is not None:
                         ticket.on_wait(action.reason, action.position)
-                case Stop() if action.evicted_for is not None:
+                case Stop() | Sleep() if action.evicted_for is not None:
                     for ticket in self._tickets.values():
                         if ticket.model == action.evicted_for:
                             ticket.evicted.append(action.model)
@@ -108,6 +116,10 @@ class DaemonDesk:
                 for table in (self._loads, self._unloads):
                     for name in list(table):
                         _resolve_all(table, name, ShuttingDown("the daemon is stopping"))
+            case ev.Reconfigured():
+                for table in (self._loads, self._unloads):
+                    for name in [n for n in table if n not in self._inbox.scheduler.state.models]:
+                        _resolve_all(table, name, ModelNotFound(name, self.names()))
         for name in list(self._loads):
             model = self._model(name)
             if model.state is State.RESIDENT and not model.unload_wanted:
@@ -123,7 +135,11 @@ class DaemonDesk:
     # ── requests ────────────────────────────────────────────────────────────────────────────────
 
     async def acquire(
-        self, model: str, capability: Capability, on_wait: Callable[[str, int], None] | None = None
+        self,
+        model: str,
+        capability: Capability,
+        on_wait: Callable[[str, int], None] | None = None,
+        keep_alive: float | None = None,
     ) -> Lease:
         """Wait for a lease; see `Desk.acquire`."""
         offered = self.capabilities(model)
@@ -134,7 +150,7 @@ class DaemonDesk:
         ticket = _Ticket(model, since, self._model(model).loads, answer, on_wait)
         self._tickets[request_id] = ticket
         try:
-            self._inbox.post(ev.Requested(request_id, model))
+            self._inbox.post(ev.Requested(request_id, model, keep_alive))
             await answer
         except asyncio.CancelledError:
             self._inbox.post(ev.Finished(request_id, answered=False))
@@ -144,7 +160,7 @@ class DaemonDesk:
         return self._lease(request_id, ticket, capability)
 
     def _lease(self, request_id: int, ticket: _Ticket, capability: Capability) -> Lease:
-        settings, model = self._settings.models[ticket.model], self._model(ticket.model)
+        settings, model = self._roster.models[ticket.model], self._model(ticket.model)
         ready = self._fleet.ready(ticket.model)
         if ready is None:  # it died between the grant and now
             self._inbox.post(ev.Finished(request_id, answered=False))
@@ -162,14 +178,22 @@ class DaemonDesk:
 
     def release(self, lease: Lease, status: int, seconds: float) -> None:
         """Give a lease back and write the model's log line."""
-        self._inbox.post(ev.Finished(lease.request_id, answered=status < 400))
         self._fleet.log_use(lease.model, lease.request_id, status, seconds)
+        self._inbox.post(ev.Finished(lease.request_id, answered=status < 400, silent=status == WORKER_SILENT))
 
     async def why_gone(self, lease: Lease) -> PageinError:
         """Explain a broken connection; waits up to `EXIT_NOTICE` for the worker's end to become known."""
         error = await self._fleet.why_ended(lease.model, lease.endpoint, EXIT_NOTICE)
         message = error.message if error is not None else "it closed the connection in the middle of an answer"
-        return WorkerDied(f"the worker of {lease.model!r} did not finish: {message}", model=lease.model)
+        told = f"the worker of {lease.model!r} did not finish: {message}"
+        if isinstance(error, Outgrown | WorkerHung):
+            return error.retold(told)
+        details = {"model": lease.model, **(error.details if error is not None else {})}
+        return WorkerDied(told, hint=error.hint if error is not None else None, **details)
+
+    def last_lines(self, model: str) -> list[str]:
+        """What its worker printed last; nothing where it is gone from the configuration."""
+        return self._fleet.last_lines(model) if model in self._roster.entries else []
 
     # ── operators ───────────────────────────────────────────────────────────────────────────────
 
@@ -200,11 +224,32 @@ class DaemonDesk:
         self._model(model)
         self._inbox.post(ev.PinChanged(model, pinned))
 
+    async def take_room(
+        self, pool: str, count: int, ttl: float | None, wait: float | None, pid: int | None, holder: str
+    ) -> RoomView:
+        """Give an outsider memory; see `Desk.take_room`."""
+        bound = self._roster.settings.scheduler.max_wait
+        return await self._rooms.take(pool, count, ttl, bound if wait is None else wait, pid, holder)
+
+    def give_room_back(self, room: str) -> None:
+        """End a lease of an outsider."""
+        self._rooms.give_back(room)
+
+    def extend_room(self, room: str, ttl: float | None) -> RoomView:
+        """Count its time to live anew."""
+        return self._rooms.extend(room, ttl)
+
+    async def reload(self) -> ReloadView:
+        """Apply the configuration as it is now; see `Desk.reload`."""
+        if self._reloader is None:
+            raise ConfigError("this daemon was started without a configuration file, so there is none to read again")
+        return await self._reloader.reload()
+
     async def _bounded(self, table: _Watchers, model: str, wish: ev.Event) -> None:
         """Post a wish and wait until it came true; the watcher never outlives the wait."""
         if self._inbox.scheduler.state.stopping:
             raise ShuttingDown("the daemon is stopping")
-        bound = self._settings.scheduler.max_wait
+        bound = self._roster.settings.scheduler.max_wait
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         table.setdefault(model, []).append(done)
         self._inbox.post(wish)
@@ -229,17 +274,17 @@ class DaemonDesk:
 
     def names(self) -> list[str]:
         """The configured models, in the order of the configuration."""
-        return list(self._entries)
+        return list(self._inbox.scheduler.state.models)
 
     def capabilities(self, model: str) -> frozenset[Capability]:
         """What a model offers; once it was loaded, what its worker said."""
         self._model(model)
         ready = self._fleet.last_ready(model)
-        return frozenset(ready.capabilities) if ready is not None else self._entries[model].capabilities
+        return frozenset(ready.capabilities) if ready is not None else self._roster.entries[model].capabilities
 
     def status(self) -> StatusView:
         """Everything at this moment."""
-        return self._view.status()
+        return self._view.status(self._rooms.views())
 
     def plan(self, model: str) -> PlanView:
         """Dry run on the live state."""

@@ -13,6 +13,7 @@ from secrets import token_hex
 from typing import IO
 
 from pagein.errors import AlreadyRunning
+from pagein.supervisor.registry import live_workers
 
 _RECORD = "run-dir"
 """The file in the state folder that names the folder of sockets."""
@@ -38,14 +39,19 @@ class House:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
+            owner = self._describe_owner(lock)
             lock.close()
             raise AlreadyRunning(
-                f"another Pagein daemon owns {self.state_dir}: {self._describe_owner()}",
+                f"another Pagein daemon owns {self.state_dir}: {owner}",
                 hint="stop it, or give this one its own state_dir and port",
             ) from None
         self._lock = lock
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
         (self.state_dir / "daemon.json").unlink(missing_ok=True)  # of a daemon that was killed
-        self._remove_run_dir()
+        if not self._has_heirs():
+            self._remove_run_dir()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,7 +62,10 @@ class House:
 
     @property
     def run_dir(self) -> Path:
-        """A short-named folder for sockets, readable by the owner only (a socket's path has at most 107 bytes)."""
+        """A short-named folder for sockets, readable by the owner only (a socket's path has at most 107 bytes).
+
+        It is that of a daemon that was killed while workers of it still serve there.
+        """
         if self._run_dir is None:
             base = os.environ.get("XDG_RUNTIME_DIR")
             usable = base is not None and len(base) < _LONGEST_BASE and os.access(base, os.W_OK)
@@ -66,14 +75,29 @@ class House:
             self._run_dir = folder
         return self._run_dir
 
+    def _has_heirs(self) -> bool:
+        """Keep the folder of a killed daemon, for this one, where workers in it wait for the next daemon."""
+        folder = self._recorded_run_dir()
+        used = {Path(record.socket_dir) for record in live_workers(self.state_dir) if record.socket_dir}
+        if folder is None or folder.is_symlink() or folder not in {path.parent for path in used}:
+            return False
+        for path in set(folder.iterdir()) - used:
+            shutil.rmtree(path, ignore_errors=True)
+        self._run_dir = folder
+        return True
+
     def _remove_run_dir(self) -> None:
         """Remove the folder of this daemon, or of one that was killed before it could."""
-        record = self.state_dir / _RECORD
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            folder = Path(record.read_text().strip())
+        if (folder := self._recorded_run_dir()) is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # does nothing to a link
+        (self.state_dir / _RECORD).unlink(missing_ok=True)
+
+    def _recorded_run_dir(self) -> Path | None:
+        with contextlib.suppress(OSError, ValueError):
+            folder = Path((self.state_dir / _RECORD).read_text().strip())
             if folder.name.startswith(_PREFIX) and folder.stat().st_uid == os.getuid():
-                shutil.rmtree(folder, ignore_errors=True)  # does nothing to a link
-        record.unlink(missing_ok=True)
+                return folder
+        return None
 
     def publish(self, address: str) -> None:
         """Write where the daemon answers, for the command line."""
@@ -83,9 +107,13 @@ class House:
         draft.chmod(0o600)
         draft.replace(target)
 
-    def _describe_owner(self) -> str:
-        try:
+    def _describe_owner(self, lock: IO[str]) -> str:
+        """The lock names the process as soon as it is held; the address follows when it answers."""
+        lock.seek(0)
+        text = lock.read(32).strip()
+        owner = f"process {text}" if text.isdigit() else "its process is not known"
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             told = json.loads((self.state_dir / "daemon.json").read_text())
-            return f"process {told['pid']} at {told['address']}"
-        except (OSError, ValueError, KeyError, TypeError):
-            return "it has not told its address yet"
+            if str(told["pid"]) == text:  # not one that was killed before this one
+                return f"{owner} at {told['address']}"
+        return f"{owner}; it has not told its address yet"

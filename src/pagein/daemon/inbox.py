@@ -5,6 +5,7 @@ Used on the event loop's thread only, so order is the order of `post` and there 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -12,9 +13,13 @@ from typing import Protocol
 
 from pagein.scheduler import Scheduler
 from pagein.scheduler.actions import Action
-from pagein.scheduler.events import Event
+from pagein.scheduler.events import Event, Ticked
 
 _log = logging.getLogger("pagein.inbox")
+
+
+ALARM_SLACK = 0.001
+"""Seconds after the time that the scheduler named: a clock that is a little early must not ask in vain."""
 
 
 class Listener(Protocol):
@@ -33,6 +38,7 @@ class Inbox:
         self._events: deque[Event] = deque()
         self._listeners: list[Listener] = []
         self._draining = False
+        self._alarm: asyncio.TimerHandle | None = None
 
     def add_listener(self, listener: Listener) -> None:
         """Tell this one too, after those added before."""
@@ -51,6 +57,22 @@ class Inbox:
                 self._take(self._events.popleft())
         finally:
             self._draining = False
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        """Let the scheduler decide at the time that it named, not only at the next tick."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        at = self.scheduler.state.wake_at
+        if at is not None:
+            delay = max(0.0, at - time.monotonic()) + ALARM_SLACK
+            self._alarm = asyncio.get_running_loop().call_later(delay, self.post, Ticked())
+
+    def close(self) -> None:
+        """Set no alarm any more."""
+        self.scheduler.state.wake_at = None
+        self._set_alarm()
 
     def _take(self, event: Event) -> None:
         """One step. A fault of it, or of a listener, is logged and takes nothing from the others."""

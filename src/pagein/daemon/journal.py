@@ -11,7 +11,21 @@ from collections.abc import AsyncIterator
 
 from pagein.gateway.ports import Decision
 from pagein.scheduler import events as ev
-from pagein.scheduler.actions import Action, Grant, Kill, Load, Note, Refuse, Stop, Wait
+from pagein.scheduler.actions import (
+    Action,
+    Deny,
+    Give,
+    Grant,
+    Kill,
+    Load,
+    Note,
+    Refuse,
+    Renewed,
+    Sleep,
+    Stop,
+    Wait,
+    Wake,
+)
 
 _log = logging.getLogger("pagein.decisions")
 
@@ -42,8 +56,10 @@ class Journal:
                 self.record("ready", event.model, note.reason, data={"used": event.used})
             case ev.LoadBroke() | ev.WorkerExited() if note is not None:
                 self.record("failed", event.model, note.reason)
-            case ev.Freed():
+            case ev.Freed() if not event.left:
                 self.record("freed", event.model, "its memory was measured to be back")
+            case ev.RoomEnded():
+                self.record("lease_end", None, f"{event.room} is over")
         for action in actions:
             if action is not note:
                 self._record_action(action)
@@ -63,6 +79,16 @@ class Journal:
                 self.record("stop", action.model, action.reason, data={"evicted_for": action.evicted_for})
             case Kill():
                 self.record("kill", action.model, action.reason)
+            case Sleep():
+                self.record("sleep", action.model, action.reason, data={"evicted_for": action.evicted_for})
+            case Wake():
+                self.record("wake", action.model, action.reason, data={"allowance": action.allowance})
+            case Give():
+                self.record("lease", None, f"{action.room}: {action.reason}")
+            case Deny():
+                self.record("deny", None, f"{action.room}: {action.reason}", data=dict(action.error.details))
+            case Renewed():
+                self.record("reload", action.model, action.reason, data={"removed": action.removed})
             case Note():
                 self.record("note", action.model, action.reason)
 

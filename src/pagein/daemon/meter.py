@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from dataclasses import dataclass, field
 
 from pagein.catalog.model import ModelEntry, NeedSource
 from pagein.catalog.observed import PeakStore
 from pagein.catalog.resolve import with_headroom
 from pagein.daemon.inbox import Inbox
+from pagein.memory.budget import less_mapped
+from pagein.memory.pressure import PressureGauge
 from pagein.memory.probes.host import read_machine
 from pagein.memory.probes.process import TreeSampler, pss_of, read_trees
 from pagein.memory.snapshot import MachineSnapshot, TreeReading
@@ -26,6 +29,8 @@ NOTABLE = 1024**2
 @dataclass(slots=True)
 class _Watched:
     pid: int
+    mapped: int = 0
+    """Bytes of files that it has mapped: the machine counts them as available, and they are in use."""
     last: dict[str, int] = field(default_factory=dict)
     at_last_use: dict[str, int] = field(default_factory=dict)
     peak: dict[str, int] = field(default_factory=dict)
@@ -41,6 +46,11 @@ class Meter:
         self._spare = spare
         self._watched: dict[str, _Watched] = {}
         self._sampler = TreeSampler()
+        self._gauge = PressureGauge()
+        self._rooms: dict[str, int] = {}
+        """Processes that hold outsiders' leases, by lease."""
+        self.available: dict[str, int | None] = {}
+        """What the machine has available, per pool, at the last look."""
         self.daemon_bytes: int | None = None
         self.highest: dict[str, int] = {}
         """Highest measured sum of daemon and workers, per pool."""
@@ -66,16 +76,20 @@ class Meter:
 
     async def sample(self) -> None:
         """Measure everything once and tell the inbox."""
-        pids = {name: watched.pid for name, watched in self._watched.items()}
+        rooms = dict(self._rooms)
+        pids = {name: watched.pid for name, watched in self._watched.items()} | rooms
         trees, own, machine = await asyncio.to_thread(self._read, list(pids.values()), self._spare.pid)
         used: dict[str, dict[str, int]] = {}
         for name, pid in pids.items():
             watched, tree = self._watched.get(name), trees.get(pid)
             if watched is not None and watched.pid == pid and tree is not None:
                 used[name] = self._note(name, watched, tree)
+        workers = dict(used)
+        used |= {room: {"ram": tree.ram, **tree.gpu} for room, pid in rooms.items() if (tree := trees.get(pid))}
         self.daemon_bytes = own
-        self._sum_up(used, own)
-        self._inbox.post(ev.Measured(used, _available(machine), own))
+        self._sum_up(workers, own)
+        pressure = self._gauge.observe(machine, time.monotonic())
+        self._inbox.post(ev.Measured(used, self._look(machine), own, pressure))
 
     def _read(
         self, pids: list[int], spare: int | None
@@ -85,6 +99,7 @@ class Meter:
         return self._sampler.sample(pids), own if own is None else own + (waiting or 0), read_machine()
 
     def _note(self, name: str, watched: _Watched, tree: TreeReading) -> dict[str, int]:
+        watched.mapped = tree.mapped or 0
         watched.last = {"ram": tree.ram, **tree.gpu}
         for pool, count in {"ram": tree.ram_peak, **tree.gpu}.items():
             watched.peak[pool] = max(count, watched.peak.get(pool, 0))
@@ -131,7 +146,7 @@ class Meter:
             return {}
         used = self._note(name, watched, tree)
         watched.at_last_use = dict(used)
-        self._inbox.post(ev.Measured({name: used}, _available(machine)))
+        self._inbox.post(ev.Measured({name: used}, self._look(machine)))
         return used
 
     async def measure_machine(self) -> None:
@@ -141,7 +156,25 @@ class Meter:
         except Exception:  # the figure of the next sample counts
             _log.exception("reading the machine's memory failed")
             return
-        self._inbox.post(ev.Measured({}, _available(machine)))
+        self._inbox.post(ev.Measured({}, self._look(machine)))
+
+    async def measure_processes(self, pids: list[int]) -> int:
+        """Bytes of RAM that single processes take together; those that are gone take nothing."""
+        readings = await asyncio.to_thread(lambda: [pss_of(pid) for pid in pids])
+        return sum(reading or 0 for reading in readings)
+
+    def _look(self, machine: MachineSnapshot) -> dict[str, int | None]:
+        machine = less_mapped(machine, sum(watched.mapped for watched in self._watched.values()))
+        self.available = {name: pool.available for name, pool in machine.pools.items()}
+        return dict(self.available)
+
+    def watch_room(self, room: str, pid: int) -> None:
+        """Measure the process that holds an outsider's lease, with its children."""
+        self._rooms[room] = pid
+
+    def forget_room(self, room: str) -> None:
+        """The lease ended."""
+        self._rooms.pop(room, None)
 
     def watch(self, name: str, pid: int) -> None:
         """Measure this process tree from now on."""
@@ -186,7 +219,3 @@ class Meter:
 
 def _read_load(pid: int) -> tuple[dict[int, TreeReading | None], MachineSnapshot]:
     return read_trees([pid]), read_machine()
-
-
-def _available(machine: MachineSnapshot) -> dict[str, int | None]:
-    return {name: pool.available for name, pool in machine.pools.items()}

@@ -7,6 +7,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 from aiohttp import web
 
@@ -21,17 +23,28 @@ from pagein.daemon.house import House
 from pagein.daemon.inbox import Inbox
 from pagein.daemon.journal import Journal
 from pagein.daemon.meter import Meter
+from pagein.daemon.notify import ServiceManager
+from pagein.daemon.reload import Reloader, describe
+from pagein.daemon.rooms import Rooms
+from pagein.daemon.roster import Roster
+from pagein.daemon.states import limits, model_state, watched_pools
 from pagein.daemon.views import View
+from pagein.daemon.watch_file import changes
+from pagein.errors import PageinError
 from pagein.gateway.app import make_app, make_runner
 from pagein.memory.budget import PoolBudget, resolve_budgets
 from pagein.memory.probes.host import read_machine
 from pagein.memory.probes.process import pss_of
 from pagein.memory.snapshot import MachineSnapshot
-from pagein.protocol import Capability, WorkerSpec
-from pagein.scheduler import Limits, ModelState, Scheduler, SchedulerState
+from pagein.protocol import WorkerSpec
+from pagein.residency.lifecycle import State
+from pagein.scheduler import Scheduler, SchedulerState
 from pagein.scheduler import events as ev
 from pagein.supervisor.environment import worker_environment
+from pagein.supervisor.limits import Limiter, find_limiter
+from pagein.supervisor.registry import Record, Registry
 from pagein.supervisor.spare import Spare
+from pagein.supervisor.sweep import sweep
 from pagein.units import format_bytes
 
 _log = logging.getLogger("pagein")
@@ -40,24 +53,36 @@ OWN_HEADROOM = 16 * 1024**2
 """Bytes reserved for the daemon above what it takes at start; more is charged when it is measured."""
 
 
-def serve(settings: Settings) -> int:
+def serve(
+    settings: Settings,
+    reread: Callable[[], Settings] | None = None,
+    path: Path | None = None,
+    watch: bool = False,
+) -> int:
     """Run the daemon until SIGTERM or SIGINT; a second signal ends it at once. Returns the exit code.
 
-    Raises PageinError when it cannot start (state folder taken, budget impossible, address in use).
+    ``reread`` loads the configuration anew for a reload (SIGHUP, `POST /api/reload`, and with ``watch`` whenever the
+    file at ``path`` changes). Raises PageinError when it cannot start (state folder taken, budget impossible, address
+    in use).
     """
     with House(settings.state_dir) as house:
-        return asyncio.run(_serve(settings, house))
+        return asyncio.run(_serve(settings, house, reread, path if watch else None))
 
 
-async def _serve(settings: Settings, house: House) -> int:
+async def _serve(settings: Settings, house: House, reread: Callable[[], Settings] | None, watched: Path | None) -> int:
     machine = read_machine()
     budgets = resolve_budgets(machine, settings.budget)
     peaks = PeakStore.open(settings.state_dir / "peaks.sqlite")
+    supervisor = settings.supervisor
+    registry = Registry.open(settings.state_dir, supervisor.adopt_wait if supervisor.adopt else 0.0)
+    limiter = find_limiter(supervisor.limits, settings.state_dir)
     try:
         entries = _resolve_all(settings, machine, peaks)
-        daemon = Daemon(settings, house, budgets, entries, peaks)
-        return await daemon.run()
+        daemon = Daemon(settings, house, budgets, entries, peaks, limiter, registry, reread)
+        return await daemon.run(watched)
     finally:
+        limiter.close()
+        registry.close()
         peaks.close()
 
 
@@ -75,47 +100,96 @@ class Daemon:
         budgets: dict[str, PoolBudget],
         entries: dict[str, ModelEntry],
         peaks: PeakStore,
+        limiter: Limiter,
+        registry: Registry,
+        reread: Callable[[], Settings] | None = None,
     ) -> None:
-        self._settings, self._house = settings, house
+        self._settings, self._house, self._limiter, self._registry = settings, house, limiter, registry
         models = [model_state(settings, entry, peaks) for entry in entries.values()]
-        state = SchedulerState({name: b.bytes for name, b in budgets.items()}, models, limits(settings))
-        self.inbox = Inbox(Scheduler(state))
+        watched = watched_pools(settings, list(budgets), limiter.hard)
+        sizes = {name: budget.bytes for name, budget in budgets.items()}
+        self.inbox = Inbox(Scheduler(SchedulerState(sizes, models, limits(settings, watched))))
         self.journal = Journal()
-        self._spare = Spare(worker_environment(WorkerSpec("", "", "", ""), {}))
+        roster = self._roster = Roster(settings, entries)
+        self._spare = Spare(worker_environment(WorkerSpec("", "", "", ""), {}), registry)
         self._meter = Meter(entries, self.inbox, peaks, settings.scheduler.sample_every, self._spare)
-        self._fleet = Fleet(settings, entries, self.inbox, self._meter, house.run_dir, self._spare)
-        self._view = View(entries, budgets, self.inbox, self._meter, self._fleet)
-        self.desk = DaemonDesk(settings, entries, self.inbox, self._fleet, self.journal, self._view)
-        for listener in (self.journal, self.desk, self._fleet):
+        self._fleet = Fleet(roster, self.inbox, self._meter, house.run_dir, self._spare, limiter, registry)
+        self._view = View(roster, budgets, self.inbox, self._meter, self._fleet, limiter.describe())
+        self._rooms = Rooms(self.inbox, self._meter)
+        self._reloader = Reloader(reread, roster, self.inbox, budgets, peaks, watched) if reread is not None else None
+        self.desk = DaemonDesk(roster, self.inbox, self._fleet, self.journal, self._view, self._rooms, self._reloader)
+        for listener in (roster, self.journal, self.desk, self._rooms, self._fleet):
             self.inbox.add_listener(listener)
+        self._manager = ServiceManager()
+        self._reloading: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
         self._now = asyncio.Event()
 
-    async def run(self) -> int:
-        """Serve until told to stop, then drain and end everything."""
+    async def run(self, watched: Path | None = None) -> int:
+        """Serve until told to stop, then drain and end everything; applies the ``watched`` file when it changes."""
         self._listen_to_signals()
         own = pss_of(os.getpid())
         self.inbox.post(ev.Measured({}, {}, (own or 0) + OWN_HEADROOM))
+        await self._clean_up()
         await self._meter.sample()  # no load is decided before it is known what the machine has
         runner = make_runner(make_app(self.desk, self._settings.server, __version__))
         await runner.setup()
-        meter = asyncio.create_task(self._meter.run())
+        background = [asyncio.create_task(self._meter.run()), asyncio.create_task(self._manager.keep_alive())]
+        if watched is not None:
+            background.append(asyncio.create_task(self._watch(watched)))
         try:
             await self._open_door(runner)
             self._spare.refill()
             for model in self.inbox.scheduler.state.models.values():
-                if model.priority == "high" and model.problem is None:
-                    self.inbox.post(ev.LoadWanted(model.name))
+                if model.priority == "high" and model.problem is None and model.state is State.ABSENT:
+                    self.inbox.post(ev.LoadWanted(model.name, speculative=True))
             await self._stop.wait()
             await self._drain()
         finally:
             self.journal.close()
-            meter.cancel()
+            self.inbox.close()
+            for task in background:
+                task.cancel()
             await self._end_workers()
             self._meter.close()
             await self._close_door(runner)
         _log.info("stopped; every worker has ended")
         return 0
+
+    async def _clean_up(self) -> None:
+        """End what an earlier daemon of this state folder left, or take it over, before the first load."""
+        cells = self._limiter.sweep()
+        digests = {name: self._fleet.digest_of(name) for name in self._roster.entries}
+
+        def unchanged(record: Record) -> bool:
+            return self._settings.supervisor.adopt and digests.get(str(record.name)) == record.digest
+
+        swept = await sweep(self._registry, unchanged)
+        for record in swept.kept:
+            await self._fleet.adopt(record, cells)
+        kept = {record.pid for record in swept.kept}
+        for cell in cells:
+            if not kept & set(cell.pids()):
+                await asyncio.to_thread(cell.kill)
+                cell.remove()
+
+    async def _watch(self, path: Path) -> None:
+        async for _ in changes(path):
+            _log.info("%s changed", path.name)
+            await self._reload()
+
+    async def _reload(self) -> None:
+        """Apply the file; one that is wrong changes nothing, and the log says why."""
+        if self._reloader is None:
+            _log.warning("there is no configuration file to read again")
+            return
+        self._manager.reloading()
+        try:
+            told = describe(await self._reloader.reload())
+        except PageinError as error:
+            told = f"the configuration was not applied: {error.message}"
+            _log.error("%s", told)
+        self._manager.ready(told)
 
     async def _end_workers(self) -> None:
         """End all workers, with the grace that a second signal cuts short."""
@@ -148,9 +222,11 @@ class Daemon:
         host, port = runner.addresses[0][:2]
         self._view.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._house.publish(self._view.address)
-        for pool in self._view.status().pools:
+        for pool in self.desk.status().pools:
             _log.info("pool %s: budget %s (%s)", pool.name, format_bytes(pool.budget), pool.source)
+        _log.info("workers: %s", self._limiter.describe())
         _log.info("Pagein %s answers at %s with %d models", __version__, self._view.address, len(self.desk.names()))
+        self._manager.ready(f"answers at {self._view.address} with {len(self.desk.names())} models")
 
     async def _drain(self) -> None:
         """Refuse what waits, then let what is answered finish, at most for the grace or until a second signal."""
@@ -158,6 +234,7 @@ class Daemon:
         left = len(self.inbox.scheduler.state.leases)
         if left:
             _log.info("stopping: %d requests may finish; a second signal ends them", left)
+        self._manager.stopping(f"{left} requests may finish")
         waits = [asyncio.create_task(event.wait()) for event in (self.desk.drained, self._now)]
         await asyncio.wait(waits, timeout=self._settings.supervisor.grace, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -167,6 +244,12 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+
+    def _on_hangup(self) -> None:
+        task = asyncio.get_running_loop().create_task(self._reload())
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
 
     def _on_signal(self, number: int) -> None:
         if self._stop.is_set():
@@ -174,38 +257,6 @@ class Daemon:
         else:
             _log.info("%s: stopping", signal.Signals(number).name)
         self._stop.set()
-
-
-def model_state(settings: Settings, entry: ModelEntry, peaks: PeakStore) -> ModelState:
-    """What the scheduler needs to know of a configured model."""
-    model, seen = settings.models[entry.name], peaks.peak(entry.peak_key)
-    return ModelState(
-        name=entry.name,
-        priority=model.priority.value,
-        need=dict(entry.need.bytes),
-        need_source=entry.need.source.value,
-        parallel=model.parallel_for(entry.engine) + _ahead(entry),
-        queue_limit=model.queue,
-        keep_alive=model.keep_alive,
-        pinned=model.pin,
-        problem=entry.problem,
-        load_seconds=seen.load_seconds if seen is not None else None,
-    )
-
-
-def _ahead(entry: ModelEntry) -> int:
-    """Requests that a worker holds beyond those it computes: one, where they are short, so that it never waits.
-
-    Workers of other engines hold several anyway; one that writes text keeps its time-out for itself.
-    """
-    writes = entry.capabilities & {Capability.CHAT, Capability.COMPLETION}
-    return 1 if entry.engine == "llama_cpp" and not writes else 0
-
-
-def limits(settings: Settings) -> Limits:
-    """The scheduler's bounds from the configuration."""
-    wanted, sup = settings.scheduler, settings.supervisor
-    return Limits(wanted.low_linger, wanted.max_wait, wanted.patience, sup.backoff_first, sup.backoff_max)
 
 
 def set_up_logging(verbose: bool) -> None:

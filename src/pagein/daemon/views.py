@@ -6,16 +6,16 @@ import os
 import time
 
 from pagein import __version__
-from pagein.catalog.model import ModelEntry
 from pagein.daemon.fleet import Fleet
 from pagein.daemon.inbox import Inbox
 from pagein.daemon.meter import Meter
-from pagein.gateway.ports import ModelView, PlannedEviction, PlanView, PoolView, StatusView
+from pagein.daemon.roster import Roster
+from pagein.gateway.ports import ModelView, PlannedEviction, PlanView, PoolView, RoomView, StatusView
 from pagein.memory.budget import PoolBudget
 from pagein.residency.lifecycle import State
 from pagein.scheduler import ModelState
 from pagein.scheduler.dry_run import foresee
-from pagein.scheduler.state import DAEMON
+from pagein.scheduler.state import DAEMON, left_of
 
 
 class View:
@@ -23,19 +23,20 @@ class View:
 
     def __init__(
         self,
-        entries: dict[str, ModelEntry],
+        roster: Roster,
         budgets: dict[str, PoolBudget],
         inbox: Inbox,
         meter: Meter,
         fleet: Fleet,
+        limits: str = "",
     ) -> None:
-        self._entries, self._budgets = entries, budgets
+        self._roster, self._budgets, self._limits = roster, budgets, limits
         self._state = inbox.scheduler.state
         self._meter, self._fleet = meter, fleet
         self._began = time.monotonic()
         self.address = ""
 
-    def status(self) -> StatusView:
+    def status(self, rooms: list[RoomView]) -> StatusView:
         """The whole daemon at this moment."""
         return StatusView(
             version=__version__,
@@ -45,11 +46,17 @@ class View:
             uptime_seconds=time.monotonic() - self._began,
             pools=[self._pool(name) for name in self._state.ledgers],
             models=[self._model(model) for model in self._state.models.values()],
+            pressure=self._state.pressure.level.value,
+            pressure_signs=list(self._state.pressure.signs),
+            limits=self._limits,
+            rooms=rooms,
         )
 
     def _pool(self, name: str) -> PoolView:
         ledger = self._state.ledgers[name]
         totals, own = ledger.totals(), ledger.bytes_of(DAEMON)
+        outside = sum(ledger.bytes_of(room) for room in self._state.rooms)
+        left = sum(ledger.bytes_of(left_of(model)) for model in self._state.models)
         workers = sum(self._meter.last(model).get(name, 0) for model in self._state.models)
         own_measured = self._meter.daemon_bytes if name == "ram" else 0
         return PoolView(
@@ -57,17 +64,20 @@ class View:
             budget=ledger.budget,
             own=own,
             reserved=totals.reserved,
-            resident=totals.resident - own,
+            resident=totals.resident - own - outside - left,
             releasing=totals.releasing,
             free=totals.free,
             measured=workers + own_measured if own_measured is not None else None,
             highest_measured=self._meter.highest.get(name),
             available=self._state.available.get(name),
             source=self._budgets[name].source,
+            effective=self._state.effective(name) if self._state.available.get(name) is not None else None,
+            outside=outside,
+            left=left,
         )
 
     def _model(self, model: ModelState) -> ModelView:
-        entry, now = self._entries[model.name], time.monotonic()
+        entry, now = self._roster.entries[model.name], time.monotonic()
         ready = self._fleet.ready(model.name)
         last_ready = self._fleet.last_ready(model.name)
         capabilities = last_ready.capabilities if last_ready is not None else entry.capabilities
@@ -75,7 +85,7 @@ class View:
         problem = model.problem
         if problem is None and model.state is State.FAILED and model.error is not None:
             problem = model.error.message
-        present = model.state in (State.RESIDENT, State.DRAINING)
+        present = model.state in (State.RESIDENT, State.DRAINING, State.ASLEEP)
         return ModelView(
             name=model.name,
             engine=entry.engine,

@@ -32,6 +32,8 @@ class CommandOptions:
     """Make sure that a process of this command listens on the port; false for servers in containers."""
     version: str | None = None
     """Version of the server; change it when memory should be measured anew."""
+    sleep: bool = False
+    """The server answers vLLM's `POST /sleep` and `/wake_up`; the key `sleep` of the model sets it."""
 
 
 class Command(Engine):
@@ -58,7 +60,7 @@ class Command(Engine):
         self._server, endpoint = launch(
             attempt, health, self.spec.ready_timeout, free_port="port" in placeholders(self._command)
         )
-        return Started(endpoint, self._capabilities, self.spec.context)
+        return Started(endpoint, self._capabilities, self.spec.context, self._options.sleep)
 
     def version(self) -> str:
         """The program's name, with the configured version."""

@@ -17,6 +17,8 @@ class Started:
     endpoint: Endpoint
     capabilities: list[Capability]
     context: int | None = None
+    sleeps: bool = False
+    """It answers `SLEEP_PATH` and `WAKE_PATH`."""
 
 
 class Engine(ABC):

@@ -24,6 +24,12 @@ def die_with_parent(signal_number: int) -> None:
         _prctl(_SET_PDEATHSIG, signal_number, 0, 0, 0)
 
 
+def outlive_parent() -> None:
+    """Undo `die_with_parent`; called by the same thread."""
+    if _prctl is not None:
+        _prctl(_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends, so that none can leave the tree (Linux)."""
     if _prctl is not None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import psutil
 
 LOOPBACK = "127.0.0.1"
+_REACHED_BY_IT = (LOOPBACK, "0.0.0.0", "::", "::ffff:127.0.0.1", "::ffff:0.0.0.0")  # noqa: S104 - compared, not bound
 _LONGEST_SOCKET_PATH = 107 if sys.platform == "linux" else 103  # sun_path less its final zero
 
 
@@ -30,7 +31,10 @@ def free_port() -> int:
 
 
 def tree_listens(root: int, port: int) -> bool:
-    """Whether a process, or one of its descendants, listens on a TCP port; unknown counts as no."""
+    """Whether a process, or one of its descendants, listens on a loopback port; unknown counts as no.
+
+    The address counts, too: what listens on another address of the port leaves ours to somebody else.
+    """
     import psutil  # only here: servers on sockets do not pay for it
 
     try:
@@ -48,4 +52,7 @@ def _listens(process: psutil.Process, port: int) -> bool:
         connections = process.net_connections(kind="tcp")
     except psutil.Error:
         return False
-    return any(c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port for c in connections)
+    return any(
+        c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port and c.laddr.ip in _REACHED_BY_IT
+        for c in connections
+    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import onnxruntime
 
@@ -30,6 +31,40 @@ class OnnxOptions:
     """Keep a second copy of weights in the fastest layout; false saves their size (Moonshine: 42 MiB, 1.4 × slower)."""
 
 
+class ReopenedSession:
+    """A session that can be closed and opened again under those who use it; open at first."""
+
+    def __init__(self, open_again: Callable[[], Session]) -> None:
+        self._open_again = open_again
+        self._session: Session | None = open_again()
+
+    def open(self) -> None:
+        """Load the file, unless it is."""
+        if self._session is None:
+            self._session = self._open_again()
+
+    def close(self) -> None:
+        """Let go of everything that the session holds."""
+        self._session = None
+
+    def run(self, output_names: list[str] | None, input_feed: dict[str, Any]) -> list[Any]:
+        """Compute."""
+        return self._there.run(output_names, input_feed)
+
+    def get_inputs(self) -> list[Any]:
+        """Inputs with name, shape and type."""
+        return self._there.get_inputs()
+
+    def get_outputs(self) -> list[Any]:
+        """Outputs with name, shape and type."""
+        return self._there.get_outputs()
+
+    @property
+    def _there(self) -> Session:
+        assert self._session is not None, "a model that sleeps was asked to compute"
+        return self._session
+
+
 class Onnx(Engine):
     """One ONNX model behind a local HTTP server."""
 
@@ -40,6 +75,7 @@ class Onnx(Engine):
         self._options = read_options(OnnxOptions, chosen, spec.name)
         self._recipe = find_recipe(spec.recipe, {k: v for k, v in spec.options.items() if k not in own}, spec.name)
         self._server: LocalServer | None = None
+        self._places: list[ReopenedSession] = []
 
     @classmethod
     def version(cls) -> str:
@@ -54,8 +90,25 @@ class Onnx(Engine):
         place = Place(self.spec.name, Path(self.spec.path), self.spec.context)
         model = self._recipe.build(place, self.open_session)
         give_back_now()
-        self._server = LocalServer(self.spec, model)
-        return Started(self._server.start(), [model.capability], model.context)
+        self._server = LocalServer(self.spec, model, self)
+        return Started(self._server.start(), [model.capability], model.context, sleeps=True)
+
+    def sleep(self) -> None:
+        """Close the sessions, which hold the weights; the recipe's model, tokeniser and all, keeps its places.
+
+        MiniLM goes from 177 to 84 MiB, of which 68 MiB are Python and the libraries, and is back in 0.3 s.
+        """
+        for place in self._places:
+            place.close()
+
+    def wake(self) -> None:
+        """Open them again; raises LoadFailed, with all of them closed, where one cannot be opened."""
+        try:
+            for place in self._places:
+                place.open()
+        except BaseException:
+            self.sleep()
+            raise
 
     def wait(self) -> str:
         """Block until the HTTP server ends."""
@@ -69,6 +122,11 @@ class Onnx(Engine):
 
     def open_session(self, file: Path, *, many_runs: bool = False) -> Session:
         """Load one file with this model's threads, device and memory settings."""
+        place = ReopenedSession(lambda: self._open(file, many_runs))
+        self._places.append(place)
+        return place
+
+    def _open(self, file: Path, many_runs: bool) -> Session:
         try:
             session: Session = onnxruntime.InferenceSession(
                 str(file), self._session_options(file, many_runs), providers=self._providers()

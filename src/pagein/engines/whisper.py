@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,7 +18,7 @@ from pagein.engines.local.model import SAMPLE_RATE, Floats, Hearing, Segment, Tr
 from pagein.engines.local.serve import LocalServer
 from pagein.engines.local.threads import compute_threads
 from pagein.engines.options import read_options
-from pagein.errors import LoadFailed
+from pagein.errors import InferenceFailed, LoadFailed
 from pagein.protocol import WorkerSpec
 
 _FILES = ("model.bin", "config.json", "tokenizer.json")
@@ -70,8 +71,8 @@ class Whisper(Engine):
             raise LoadFailed(f"faster-whisper cannot load {folder}: {error}") from error
         give_back_now()
         model = _Listener(loaded, self._options)
-        self._server = LocalServer(self.spec, model)
-        return Started(self._server.start(), [model.capability], None)
+        self._server = LocalServer(self.spec, model, Weights(loaded.model, folder))
+        return Started(self._server.start(), [model.capability], None, sleeps=True)
 
     def wait(self) -> str:
         """Block until the HTTP server ends."""
@@ -91,6 +92,41 @@ class Whisper(Engine):
         if self.spec.path is None or missing:
             raise LoadFailed(f"{folder} is no CTranslate2 model of Whisper: {', '.join(missing)} missing")
         return folder
+
+
+class Weights:
+    """The weights of a loaded CTranslate2 model, which can leave and return while the model object stays.
+
+    Whisper tiny.en at int8 (two threads) takes 138 MiB awake and 96 MiB asleep, of which 60 MiB are Python and the
+    libraries, and is back in 0.2 s. Its own way to sleep, ``to_cpu``, does nothing on a CPU.
+    """
+
+    TRIES = 400
+    PAUSE = 0.005
+
+    def __init__(self, model: Any, folder: Path, pause: Callable[[float], None] = time.sleep) -> None:
+        self._model, self._folder, self._pause = model, folder, pause
+
+    def sleep(self) -> None:
+        """Drop the weights; raises InferenceFailed when they are still there after two seconds.
+
+        The library refuses without a word while it counts a batch as running, which lasts some milliseconds longer
+        than the call that asked for it (7 to 20 ms seen), so it is asked until it says that nothing is loaded.
+        """
+        for _ in range(self.TRIES):
+            self._model.unload_model()
+            if not self._model.model_is_loaded:
+                return
+            self._pause(self.PAUSE)
+        seconds = self.TRIES * self.PAUSE
+        raise InferenceFailed(self._folder.name, f"it did not fall asleep: still loaded after {seconds:g} s")
+
+    def wake(self) -> None:
+        """Read them again; raises LoadFailed."""
+        try:
+            self._model.load_model()
+        except (RuntimeError, ValueError) as error:
+            raise LoadFailed(f"faster-whisper cannot load {self._folder} again: {error}") from error
 
 
 class _Listener(Transcriber):

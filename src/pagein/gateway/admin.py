@@ -46,6 +46,7 @@ class Admin:
             web.get("/api/decisions", self.decisions),
             web.get("/api/events", self.events),
             web.get("/api/models/{name}/log", self.log),
+            web.post("/api/reload", self.reload),
             *acts,
         ]
 
@@ -102,6 +103,10 @@ class Admin:
     async def unpin(self, request: web.Request) -> web.Response:
         """Allow a model to be evicted again."""
         return self._set_pin(request, False)
+
+    async def reload(self, request: web.Request) -> web.Response:
+        """Apply the configuration file as it is now, and show what changed."""
+        return web.json_response(as_json(await self._desk.reload()))
 
     async def log(self, request: web.Request) -> web.Response:
         """Show the last lines of a model's log."""

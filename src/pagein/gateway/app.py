@@ -17,6 +17,7 @@ from pagein.errors import PageinError
 from pagein.gateway.admin import Admin
 from pagein.gateway.auth import Door
 from pagein.gateway.call import request_id
+from pagein.gateway.leases import Leases
 from pagein.gateway.metrics import Metrics
 from pagein.gateway.native import read_run
 from pagein.gateway.openai import read_openai
@@ -35,10 +36,11 @@ def make_app(desk: Desk, settings: Server, version: str) -> web.Application:
     """Build the application; run it with `make_runner`, which ends calls whose client has left."""
     metrics = Metrics(desk)
     upstreams = Upstreams()
-    proxy = Proxy(desk, upstreams, metrics, settings.heartbeat)
+    proxy = Proxy(desk, upstreams, metrics, settings)
     door = Door(settings)
     app = web.Application(middlewares=[_guard(door)], client_max_size=settings.max_body)
     app.add_routes(Admin(desk, metrics, settings.heartbeat).routes())
+    app.add_routes(Leases(desk).routes())
     app.add_routes(_model_routes(desk, proxy, settings.max_body))
     app.on_response_prepare.append(_mark(door, version))
     app.cleanup_ctx.append(_lifetime(desk, metrics, upstreams))

@@ -58,7 +58,7 @@ class Door:
         origin = request.headers.get("Origin", "")
         if origin not in self._origins:
             raise Forbidden(f"pages of {origin[:100]!r} may not send requests here", hint="add it to server.cors")
-        headers = {"Access-Control-Allow-Methods": "GET, POST", "Access-Control-Max-Age": "600"}
+        headers = {"Access-Control-Allow-Methods": "GET, POST, DELETE", "Access-Control-Max-Age": "600"}
         names = request.headers.get("Access-Control-Request-Headers", "")
         if _HEADER_NAMES.match(names):
             headers["Access-Control-Allow-Headers"] = names

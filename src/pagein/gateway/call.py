@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from pagein.errors import BadRequest, RequestTooLarge
+from pagein.gateway.wishes import NO_WISHES, Wishes
 from pagein.protocol import Capability
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
@@ -24,6 +25,7 @@ class Call:
     content_type: str
     stream: bool = False
     """The client asked for server-sent events."""
+    wishes: Wishes = NO_WISHES
 
 
 async def read_body(request: web.Request, limit: int) -> bytes:

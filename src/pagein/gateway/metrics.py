@@ -17,6 +17,20 @@ from pagein.gateway.reply import CLIENT_LEFT
 
 UNKNOWN = "unknown"
 """The label of a model that is not configured, and of a capability that could not be read."""
+_POOL_STATES = (
+    "budget",
+    "effective",
+    "own",
+    "reserved",
+    "resident",
+    "releasing",
+    "outside",
+    "left",
+    "free",
+    "measured",
+    "available",
+)
+_PRESSURES = ("calm", "tight", "critical")
 _WAITS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 _ANSWERS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -55,7 +69,7 @@ class Metrics:
 
     def decided(self, decision: Decision) -> None:
         """Count a decision of the scheduler."""
-        if decision.kind == "stop" and decision.data.get("evicted_for") is not None:
+        if decision.kind in ("stop", "sleep") and decision.data.get("evicted_for") is not None:
             self.evictions.labels(self.label(decision.model)).inc()
 
     def render(self) -> bytes:
@@ -115,9 +129,13 @@ class _State(Collector):
         status = self._desk.status()
         pools = _gauge("pagein_pool_bytes", "Bytes of a pool by state.", ("pool", "state"))
         for pool in status.pools:
-            for state in ("budget", "own", "reserved", "resident", "releasing", "free", "measured", "available"):
+            for state in _POOL_STATES:
                 _add(pools, (pool.name, state), getattr(pool, state))
         yield pools
+        pressure = _gauge("pagein_pressure", "1 at the present level of memory pressure.", ("level",))
+        for level in _PRESSURES:
+            _add(pressure, (level,), int(status.pressure == level))
+        yield pressure
         models = _gauge("pagein_model_bytes", "Bytes of a model by pool and kind.", ("model", "pool", "kind"))
         leases = _gauge("pagein_model_leases", "Leases of a model in use.", ("model",))
         waiting = _gauge("pagein_model_waiting", "Requests that wait for a model.", ("model",))

@@ -13,6 +13,7 @@ from pagein.errors import BadRequest, CapabilityMissing
 from pagein.gateway.call import Call, read_body
 from pagein.gateway.openai import STREAMING, form_values, is_multipart, json_object
 from pagein.gateway.ports import Desk
+from pagein.gateway.wishes import read_wishes, wish_fields
 from pagein.protocol import Capability
 
 _PICTURES = (Capability.CLASSIFICATION, Capability.SALIENCY)
@@ -58,11 +59,14 @@ def _json(model: str, offered: frozenset[Capability], fields: dict[str, object])
             param="input",
         )
     capability = _first(model, offered, usable)
+    wishes = read_wishes(fields)
+    own = wish_fields(fields)
+    fields = {name: value for name, value in fields.items() if name not in own}
     if "input" in fields:
         fields = _from_input(capability, fields)
     body = json.dumps({**fields, "model": model}, ensure_ascii=False).encode("utf-8", "surrogatepass")
     stream = capability in STREAMING and fields.get("stream") is True
-    return Call(model, capability, body, "application/json", stream)
+    return Call(model, capability, body, "application/json", stream, wishes)
 
 
 def _from_input(capability: Capability, fields: dict[str, object]) -> dict[str, object]:

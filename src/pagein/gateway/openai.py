@@ -1,4 +1,7 @@
-"""Bodies of the OpenAI-compatible endpoints: find `model` and `stream` without changing a byte."""
+"""Bodies of the OpenAI-compatible endpoints: find `model` and `stream` without changing a byte.
+
+Only fields that are meant for Pagein itself are taken out.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from aiohttp import web
 
 from pagein.errors import BadRequest
 from pagein.gateway.call import Call, read_body
+from pagein.gateway.splice import without
+from pagein.gateway.wishes import read_wishes, wish_fields
 from pagein.protocol import Capability
 
 _PART_HEADER_LIMIT = 8 * 1024
@@ -38,7 +43,8 @@ async def read_openai(request: web.Request, capability: Capability, limit: int) 
     if body.count(b'"model"') > 1:
         _refuse_two_models(body)
     stream = capability in STREAMING and fields.get("stream") is True
-    return Call(model, capability, body, "application/json", stream)
+    wishes = read_wishes(fields)
+    return Call(model, capability, without(body, wish_fields(fields)), "application/json", stream, wishes)
 
 
 def is_multipart(content_type: str) -> bool:

@@ -33,6 +33,12 @@ class PoolView:
     """What the machine reports as available."""
     source: str
     """What set the budget: ``configured 700 MiB``, ``90 % of cgroup /x memory.max``."""
+    effective: int | None = None
+    """What of the budget the machine can give now: less where other programs took the rest; None where unknown."""
+    outside: int = 0
+    """Held by leases of outsiders."""
+    left: int = 0
+    """Held by what ended workers left behind and is not free yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ class ModelView:
     engine_version: str
     capabilities: list[str]
     state: str
-    """absent, loading, resident, draining, releasing or failed."""
+    """absent, loading, resident, asleep, draining, releasing or failed."""
     priority: str
     pinned: bool
     device: str
@@ -76,6 +82,40 @@ class ModelView:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomView:
+    """Memory that something outside Pagein was given (`POST /api/leases`); bytes and seconds."""
+
+    id: str
+    pool: str
+    bytes: int
+    state: str
+    """waiting, or held."""
+    holder: str
+    """Who asked, in its own words; may be empty."""
+    pid: int | None
+    """The process whose end ends the lease, where it told one."""
+    expires_in_seconds: float | None
+    """None: until it is given back or its process ends."""
+    reason: str
+    """Why it was given, or what it waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadView:
+    """What an edited configuration changed (`POST /api/reload`); names of models."""
+
+    added: list[str]
+    changed: list[str]
+    """These drain and return with their new settings."""
+    removed: list[str]
+    unchanged: list[str]
+    settings: list[str]
+    """Keys outside `models` that took effect."""
+    needs_restart: list[str]
+    """Keys that changed and take effect at the next start only."""
+
+
+@dataclass(frozen=True, slots=True)
 class StatusView:
     """The whole daemon at one moment (`GET /api/status`)."""
 
@@ -87,6 +127,13 @@ class StatusView:
     uptime_seconds: float
     pools: list[PoolView]
     models: list[ModelView]
+    pressure: str = "calm"
+    """calm, tight or critical."""
+    pressure_signs: list[str] = field(default_factory=list)
+    limits: str = ""
+    """What keeps workers within their allowances, in words."""
+    rooms: list[RoomView] = field(default_factory=list)
+    """Leases of outsiders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +144,8 @@ class Decision:
     time: float
     """Seconds since the epoch."""
     kind: str
-    """grant, refuse, wait, load, ready, stop, freed, kill, failed or note."""
+    """grant, refuse, wait, load, ready, stop, freed, kill, failed, sleep, wake, lease, lease_end, deny, reload or
+    note."""
     model: str | None
     reason: str
     request_id: int | None = None
@@ -148,9 +196,16 @@ class Desk(Protocol):
     """The daemon as the gateway sees it."""
 
     async def acquire(
-        self, model: str, capability: Capability, on_wait: Callable[[str, int], None] | None = None
+        self,
+        model: str,
+        capability: Capability,
+        on_wait: Callable[[str, int], None] | None = None,
+        keep_alive: float | None = None,
     ) -> Lease:
         """Wait for a lease. ``on_wait(reason, position)`` is called whenever either changes.
+
+        ``keep_alive`` is this request's own wish (seconds; ``math.inf`` = no limit): it holds from now on in place of
+        the configured one, until a request wishes otherwise or the model is loaded anew. None wishes nothing.
 
         Raises PageinError (ModelNotFound, CapabilityMissing, NeverFits, QueueFull, WaitTooLong, LoadFailed, …).
         Cancelling the call gives the place in the queue back, and a lease that was granted in the same moment.
@@ -163,6 +218,10 @@ class Desk(Protocol):
 
     async def why_gone(self, lease: Lease) -> PageinError:
         """Explain a broken connection to the worker of a lease: its exit with the last log lines, or a plain fault."""
+        ...
+
+    def last_lines(self, model: str) -> list[str]:
+        """The last lines that the newest worker of a model printed; they explain a fault of its answer."""
         ...
 
     def names(self) -> list[str]:
@@ -195,6 +254,29 @@ class Desk(Protocol):
 
     async def unload(self, model: str) -> None:
         """Unload after the leases in use have ended; returns when its memory is back."""
+        ...
+
+    async def take_room(
+        self, pool: str, count: int, ttl: float | None, wait: float | None, pid: int | None, holder: str
+    ) -> RoomView:
+        """Give an outsider ``count`` bytes of a pool, and page out what that takes; never what is in use.
+
+        Waits at most ``wait`` seconds (None: `scheduler.max_wait`). It ends after ``ttl`` seconds, when the process
+        ``pid`` ends, or by `give_room_back`. Raises NoRoom, with the reason and both numbers, and BadRequest for an
+        unknown pool or process. Cancelling the call takes the wish back.
+        """
+        ...
+
+    def give_room_back(self, room: str) -> None:
+        """End a lease of an outsider; raises LeaseNotFound."""
+        ...
+
+    def extend_room(self, room: str, ttl: float | None) -> RoomView:
+        """Count the time to live of an outsider's lease from now; raises LeaseNotFound."""
+        ...
+
+    async def reload(self) -> ReloadView:
+        """Apply the configuration file as it is now; raises ConfigError, and changes nothing, where it is wrong."""
         ...
 
     def set_pin(self, model: str, pinned: bool) -> None:

@@ -1,6 +1,6 @@
 """The way of one call: lease, worker, answer, release.
 
-1. wait for a lease (a streaming client gets heartbeats meanwhile);
+1. wait for a lease (a streaming client gets heartbeats meanwhile, another one waits at most `server.plain_wait`);
 2. send the call to the worker and wait for its answer to begin;
 3. pass the answer on, byte by byte as it comes;
 4. whatever ends it — last byte, error, silence, disconnect — the lease is given back exactly once.
@@ -18,13 +18,15 @@ from typing import Any, TypeVar
 import aiohttp
 from aiohttp import web
 
-from pagein.errors import PageinError, WorkerTimeout
+from pagein.config.schema import Server
+from pagein.errors import BadAnswer, PageinError, WaitTooLong, WorkerTimeout
 from pagein.gateway.call import Call, request_id
 from pagein.gateway.metrics import Metrics, Visit
 from pagein.gateway.ports import Desk, Lease
 from pagein.gateway.relay import Silence, relay
 from pagein.gateway.reply import CLIENT_LEFT, Reply
 from pagein.gateway.upstream import Upstreams, WorkerBroke
+from pagein.gateway.waiting import Queue, check_context, in_time
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -33,11 +35,12 @@ log = logging.getLogger(__name__)
 class Proxy:
     """Answers calls to models by their workers."""
 
-    def __init__(self, desk: Desk, upstreams: Upstreams, metrics: Metrics, heartbeat: float) -> None:
+    def __init__(self, desk: Desk, upstreams: Upstreams, metrics: Metrics, settings: Server) -> None:
         self._desk = desk
         self._upstreams = upstreams
         self._metrics = metrics
-        self._heartbeat = heartbeat
+        self._heartbeat = settings.heartbeat
+        self._plain_wait = settings.plain_wait
 
     async def serve(self, request: web.Request, reading: Awaitable[Call]) -> web.StreamResponse:
         """Answer one request; never raises but for cancellation, which means that the client left."""
@@ -59,9 +62,12 @@ class Proxy:
         return response
 
     async def _answer(self, call: Call, reply: Reply, visit: Visit) -> web.StreamResponse:
+        if call.wishes.context is not None:  # before it waits, so that no load begins for what is refused then
+            check_context(call, next((m.context for m in self._desk.status().models if m.name == call.model), None))
         lease = await self._lease(call, reply)
         with Use(self._desk, lease) as use:
             visit.granted(lease)
+            check_context(call, lease.context)
             try:
                 async with asyncio.timeout(lease.timeout) as clock:
                     await reply.leased(lease)
@@ -69,18 +75,25 @@ class Proxy:
             except TimeoutError:
                 if reply.writing:
                     raise ConnectionResetError("the client stopped reading") from None
-                raise WorkerTimeout(lease.model, lease.timeout) from None
+                silent = WorkerTimeout(lease.model, lease.timeout)
+                raise silent.with_output(self._desk.last_lines(lease.model)) from None
+            except BadAnswer as error:
+                raise error.with_output(self._desk.last_lines(lease.model)) from None
             except WorkerBroke:
                 raise await self._desk.why_gone(lease) from None
         visit.status = use.status
         return response
 
     async def _lease(self, call: Call, reply: Reply) -> Lease:
-        if not call.stream:
-            return await self._desk.acquire(call.model, call.capability)
         queue = Queue(call.model)
-        acquiring = self._desk.acquire(call.model, call.capability, queue.on_wait)
-        return await self._patiently(acquiring, reply, queue.told, self._give_back_unused)
+        acquiring = self._desk.acquire(call.model, call.capability, queue.on_wait, call.wishes.keep_alive)
+        try:
+            if call.stream:
+                return await self._patiently(acquiring, reply, queue.told, self._give_back_unused)
+            return await in_time(self._plain_wait, acquiring, queue, self._desk)
+        except WaitTooLong as error:
+            queue.add_to(error)
+            raise
 
     def _give_back_unused(self, lease: Lease) -> None:
         self._desk.release(lease, CLIENT_LEFT, 0.0)
@@ -136,21 +149,6 @@ class Use:
         elif error is not None:
             self.status = 500
         self._desk.release(self._lease, self.status, time.monotonic() - self._since)
-
-
-class Queue:
-    """What a waiting client is told: the last reason and place that the scheduler gave."""
-
-    def __init__(self, model: str) -> None:
-        self._text = self._model = f"waiting for {model}"
-
-    def on_wait(self, reason: str, position: int) -> None:
-        """Take a change in."""
-        self._text = f"{self._model}: {reason} (place {position})"
-
-    def told(self) -> str:
-        """Return the text of the next heartbeat."""
-        return self._text
 
 
 async def _last_word(reply: Reply, error: PageinError | None) -> web.StreamResponse:

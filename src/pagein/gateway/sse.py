@@ -1,14 +1,22 @@
-"""Server-sent events: framing, and cutting a stream between events."""
+"""Server-sent events: framing, cutting a stream between events, and looking at what passes."""
 
 from __future__ import annotations
 
 import json
+import re
+
+from pagein.gateway.answers import excerpt, read_json
+from pagein.units import format_bytes
 
 CONTENT_TYPE = "text/event-stream"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """For every event stream: no proxy on the way may keep or hold it back."""
-_LONGEST_HELD = 256 * 1024
-"""Bytes of an unfinished event that are held back; a longer event passes through in pieces."""
+LONGEST_EVENT = 1024 * 1024
+"""Bytes of an event that are held back until it is whole; a longer one is a fault."""
+_MARKS = (b"\n\n", b"\n\r\n", b"\r\r")
+_MARK = re.compile(rb"\n\n|\n\r\n|\r\r")
+_SEAM = 2
+"""Bytes of a mark that may have come before its last one."""
 
 
 def comment(text: str) -> bytes:
@@ -26,37 +34,74 @@ class WholeEvents:
     """Passes a stream on byte by byte, but only up to the end of the last complete event.
 
     When the worker dies within an event, its torn half is never sent, so the error event that follows can be read.
+    Where the events are those of a chat, each must be a JSON object or ``[DONE]``, and nothing passes after that.
     """
 
-    def __init__(self) -> None:
-        self._held = b""
-        self._last = b""
-
-    def feed(self, chunk: bytes) -> bytes:
-        """Take bytes in and return those that may be sent."""
-        if self._held:
-            chunk = self._held + chunk
-        end = _end_of_events(chunk)
-        if end == 0 and len(chunk) > _LONGEST_HELD:
-            end = len(chunk)
-        self._held = chunk[end:]
-        if end:
-            self._last = chunk[:end]
-        return chunk[:end]
-
-    def rest(self) -> bytes:
-        """Return what is still held back, at the regular end of the stream."""
-        rest, self._held = self._held, b""
-        self._last += rest
-        return rest
+    def __init__(self, *, checked: bool = True) -> None:
+        self._held = bytearray()
+        self._checked = checked
+        self.fault: str | None = None
+        """What is wrong with the stream; nothing passes from there on."""
+        self.done = False
+        """The end mark passed."""
+        self.failed = False
+        """The worker sent an error event of its own."""
 
     @property
     def finished(self) -> bool:
         """Whether the stream ended as it should: with ``[DONE]`` or with an error of its own."""
-        return self._last.rstrip().endswith(b"[DONE]") or b'"error"' in self._last
+        return self.done or self.failed
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take bytes in and return those that may be sent."""
+        if self.done or self.fault is not None:
+            return b""
+        seam = max(len(self._held) - _SEAM, 0)
+        self._held += chunk
+        end = max((at + len(mark) for mark in _MARKS if (at := self._held.rfind(mark, seam)) >= 0), default=0)
+        whole = bytes(self._held[:end])
+        del self._held[:end]
+        if len(self._held) > LONGEST_EVENT:
+            self.fault = f"an event of more than {format_bytes(LONGEST_EVENT)}"
+        return self._look_at(whole) if self._checked else whole
+
+    def rest(self) -> bytes:
+        """Return what is still held back, at the regular end of the stream; where events are checked, as an event."""
+        rest = bytes(self._held) if not self.done and self.fault is None else b""
+        self._held.clear()
+        if not self._checked or not rest.strip():
+            return rest
+        return self._look_at(rest.rstrip(b"\r\n") + b"\n\n")
+
+    def _look_at(self, whole: bytes) -> bytes:
+        start = 0
+        for mark in _MARK.finditer(whole):
+            if (fault := self._fault_of(whole[start : mark.start()])) is not None:
+                self.fault = fault
+                return whole[:start]
+            start = mark.end()
+            if self.done:
+                return whole[:start]
+        return whole
+
+    def _fault_of(self, text: bytes) -> str | None:
+        data = _data_of(text)
+        if not data:
+            return None
+        if data == b"[DONE]":
+            self.done = True
+            return None
+        try:
+            value = read_json(data)
+        except ValueError:
+            return f"an event that is not valid JSON: {excerpt(data)}"
+        if not isinstance(value, dict):
+            return f"an event that is no JSON object: {excerpt(data)}"
+        self.failed = self.failed or bool(value.get("error"))
+        return None
 
 
-def _end_of_events(chunk: bytes) -> int:
-    if chunk.endswith(b"\n\n"):
-        return len(chunk)
-    return max(chunk.rfind(mark) + len(mark) if mark in chunk else 0 for mark in (b"\n\n", b"\r\n\r\n", b"\r\r"))
+def _data_of(text: bytes) -> bytes:
+    if text.startswith(b"data:") and b"\n" not in text and b"\r" not in text:  # nearly every event
+        return text[5:].strip()
+    return b"\n".join(line[5:].strip() for line in text.splitlines() if line.startswith(b"data:")).strip()

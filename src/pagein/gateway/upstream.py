@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import io
-from functools import lru_cache
+import select
+from functools import lru_cache, partial
 from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.connector import Connection
+from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
+from pagein.errors import BadAnswer
+from pagein.gateway.answers import excerpt
 from pagein.gateway.call import Call, request_id
 from pagein.gateway.ports import Lease
 from pagein.protocol import PATHS, Endpoint
@@ -18,6 +25,8 @@ _KEEP_ALIVE = 4.0
 _ONE_WRITE = 1024 * 1024
 """Larger bodies are written in pieces, so that other requests get their turn in between."""
 _ATTEMPTS = 3
+_INTERIM = 100
+"""Interim answers (1xx) that may come before the answer itself."""
 
 
 class WorkerBroke(Exception):
@@ -31,10 +40,11 @@ class Upstreams:
         self._pools: dict[str, tuple[Endpoint, aiohttp.ClientSession]] = {}
 
     async def post(self, lease: Lease, call: Call) -> aiohttp.ClientResponse:
-        """Send a call to the worker of a lease and return its answer with the body unread; raises WorkerBroke.
+        """Send a call to the worker of a lease and return its answer with the body unread.
 
-        A worker may close an idle connection in the moment it is used again, which shows as a reused connection that
-        ends without a byte of answer. Only then the call is sent again.
+        Raises WorkerBroke, and BadAnswer where something came that is no HTTP. A worker may close an idle connection in
+        the moment it is used again, which shows as a reused connection that ends without a byte of answer. Only then
+        the call is sent again.
         """
         session = self._session(lease)
         url = _url(lease.endpoint, PATHS[call.capability])
@@ -46,6 +56,9 @@ class Upstreams:
                 return await session.post(
                     url, data=data, headers=headers, allow_redirects=False, trace_request_ctx=seen
                 )
+            except aiohttp.ClientResponseError as error:
+                told = excerpt(error.message.encode("utf-8", "replace"))
+                raise BadAnswer(f"the worker of {lease.model!r} did not answer in HTTP: {told}") from None
             except (aiohttp.ClientError, OSError) as error:
                 if "reused" not in seen or attempt == _ATTEMPTS:
                     raise WorkerBroke(str(error)) from error
@@ -68,6 +81,66 @@ class Upstreams:
         return fresh
 
 
+class _Wire(ResponseHandler):
+    """A connection that bears a few interim answers (1xx) and no flood of them, which would take the loop's time."""
+
+    _interim = 0
+
+    def set_response_params(self, **params: Any) -> None:
+        """Called by aiohttp before each request."""
+        self._interim = 0
+        super().set_response_params(**params)
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        """Called by aiohttp with the head of each answer."""
+        self._interim += data[0].code < 200
+        if self._interim <= _INTERIM:
+            super().feed_data(data, size)
+        elif self.transport is not None:
+            self.transport.close()
+            self.set_exception(HttpProcessingError(message=f"more than {_INTERIM} interim answers", headers=None))
+
+
+class _CleanPool(aiohttp.BaseConnector):
+    """Reuses no connection on which something came after the end of the last answer.
+
+    A worker that sends more than it announced would else answer the next request, of another client, with the rest
+    of the last one. What a closed connection shows is the same sign: there is something to read.
+    """
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        factory: Any = partial(_Wire, loop=self._loop)
+        self._factory = factory
+
+    async def _get(self, key: Any, traces: Any) -> Connection | None:
+        while (connection := await super()._get(key, traces)) is not None:
+            if _is_clean(connection):
+                return connection
+            connection.close()
+        return None
+
+
+class _SocketPool(_CleanPool, aiohttp.UnixConnector):
+    """Connections to a Unix socket."""
+
+
+class _PortPool(_CleanPool, aiohttp.TCPConnector):
+    """Connections to a loopback port."""
+
+
+def _is_clean(connection: Connection) -> bool:
+    protocol, transport = connection.protocol, connection.transport
+    if protocol is None or protocol.should_close or transport is None:
+        return False
+    descriptor = transport.get_extra_info("socket").fileno()
+    if descriptor < 0:
+        return False
+    looking = select.poll()
+    looking.register(descriptor, select.POLLIN)
+    return not looking.poll(0)
+
+
 @lru_cache(maxsize=512)
 def _url(endpoint: Endpoint, path: str) -> URL:
     host = "worker" if endpoint.socket is not None else f"{endpoint.host}:{endpoint.port}"
@@ -77,9 +150,9 @@ def _url(endpoint: Endpoint, path: str) -> URL:
 def _open(endpoint: Endpoint) -> aiohttp.ClientSession:
     connector: aiohttp.BaseConnector
     if endpoint.socket is not None:
-        connector = aiohttp.UnixConnector(endpoint.socket, limit=0, keepalive_timeout=_KEEP_ALIVE)
+        connector = _SocketPool(endpoint.socket, limit=0, keepalive_timeout=_KEEP_ALIVE)
     else:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE, use_dns_cache=False)
+        connector = _PortPool(limit=0, keepalive_timeout=_KEEP_ALIVE, use_dns_cache=False)
     return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -95,6 +168,13 @@ async def _mark_reused(
     context.trace_request_ctx["reused"] = True
 
 
+async def _mark_fresh(
+    session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceConnectionCreateStartParams
+) -> None:
+    context.trace_request_ctx.pop("reused", None)
+
+
 _REUSE = aiohttp.TraceConfig()
 _REUSE.on_connection_reuseconn.append(_mark_reused)
+_REUSE.on_connection_create_start.append(_mark_fresh)
 _REUSE.freeze()

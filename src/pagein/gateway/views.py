@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from pagein.gateway.ports import Decision, ModelView, PlanView, StatusView
+from pagein.gateway.ports import Decision, ModelView, PlanView, ReloadView, RoomView, StatusView
 
 
-def as_json(value: StatusView | PlanView | ModelView | Decision) -> dict[str, Any]:
+def as_json(value: StatusView | PlanView | ModelView | RoomView | ReloadView | Decision) -> dict[str, Any]:
     """Return a view with all its fields; unknown stays null."""
     return asdict(value)
 

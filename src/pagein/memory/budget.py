@@ -1,9 +1,9 @@
-"""From what the machine has and what was configured to one budget per pool."""
+"""From what the machine has and what was configured to one budget per pool, and to what can be had now."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagein.errors import ConfigError
 from pagein.memory.snapshot import MachineSnapshot, PoolReading
@@ -40,6 +40,20 @@ def resolve_budgets(snapshot: MachineSnapshot, configured: Mapping[str, int | fl
     if faults:
         raise ConfigError("\n".join(faults), hint="`pagein doctor` lists the pools and their sizes")
     return budgets
+
+
+def less_mapped(snapshot: MachineSnapshot, mapped: int) -> MachineSnapshot:
+    """Return the machine with ``mapped`` bytes less of RAM available: the file pages that our workers have mapped.
+
+    The kernel counts page cache as available, mapped weights too (MemAvailable, a cgroup's reclaimable bytes). For
+    admission they are taken: the books hold them for their model, and dropping them stalls it on its file. Pressure is
+    judged without this: giving up clean pages hurts nobody else, and what it does to our own models shows as stalls.
+    """
+    ram = snapshot.pools.get("ram")
+    if ram is None or ram.available is None:
+        return snapshot
+    left = replace(ram, available=max(0, ram.available - mapped))
+    return replace(snapshot, pools={**snapshot.pools, "ram": left})
 
 
 def _budget(pool: PoolReading, wish: int | float | None) -> PoolBudget:

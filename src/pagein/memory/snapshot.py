@@ -21,7 +21,11 @@ class PoolReading:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Stall shares of the last ten seconds (Linux PSI), in percent; None where the system does not report them."""
+    """Stall shares of the last ten seconds (Linux PSI), in percent; None where the system does not report them.
+
+    Those of the cgroup that limits us, where that is of v2. Cgroups of v1 report none; there they are the whole
+    machine's, in which a stall at a v1 limit counts too: "some" in full, "full" only while nobody else runs.
+    """
 
     some_avg10: float | None = None
     full_avg10: float | None = None
@@ -40,7 +44,9 @@ class MachineSnapshot:
     swap_used: int | None = None
     pressure: Pressure = field(default_factory=Pressure)
     swapped_in: int | None = None
-    """Bytes read back from swap since boot; the difference of two snapshots gives the rate."""
+    """Bytes read back from swap since boot, by the whole machine; the difference of two snapshots gives the rate."""
+    swapped_out: int | None = None
+    """Bytes written to swap since boot, likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +63,6 @@ class TreeReading:
     """High-water mark: sum of the processes' peak resident sizes less what they share now; at least ``ram``."""
     gpu: dict[str, int] = field(default_factory=dict)
     """Bytes per ``cuda:N``; empty where unknown or none."""
+    mapped: int | None = None
+    """Bytes of ``ram`` that are pages of files, weights and libraries, which the kernel counts as available all the
+    same (`less_mapped`). Pages that are locked in memory are left out: those it does not count so."""

@@ -91,6 +91,14 @@ class Ledger:
         assert holder not in self._entries, f"{self.pool}: {holder} holds bytes already"
         self._entries[holder] = _Entry(Holding.RESERVED, count)
 
+    def reserve_more(self, holder: str, count: int) -> None:
+        """What something asleep holds becomes a reservation of ``count`` bytes in all, for its wake."""
+        entry = self._entries.get(holder)
+        have = entry.bytes if entry is not None else 0
+        assert self.can_reserve(max(0, count - have)), f"{self.pool}: {count} bytes for {holder}, {self.free} free"
+        assert entry is None or entry.column is Holding.RESIDENT, f"{self.pool}: {holder} is {entry.column}"
+        self._entries[holder] = _Entry(Holding.RESERVED, max(count, have))
+
     def confirm(self, holder: str) -> None:
         """A load finished: reserved becomes resident."""
         self._move(holder, Holding.RESERVED, Holding.RESIDENT)

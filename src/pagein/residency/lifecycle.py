@@ -18,6 +18,8 @@ class State(StrEnum):
     """Takes no new leases; leaves when the last one ends."""
     RELEASING = "releasing"
     """Gone, its bytes not yet measured to be back."""
+    ASLEEP = "asleep"
+    """Keeps its process and little memory; wakes faster than it loads."""
     FAILED = "failed"
     """Holds nothing; may be tried again after a pause."""
 
@@ -26,7 +28,8 @@ MOVES: dict[State, frozenset[State]] = {
     State.ABSENT: frozenset({State.LOADING}),
     State.LOADING: frozenset({State.RESIDENT, State.DRAINING, State.RELEASING}),
     State.RESIDENT: frozenset({State.DRAINING, State.RELEASING}),
-    State.DRAINING: frozenset({State.RELEASING, State.RESIDENT}),
+    State.DRAINING: frozenset({State.RELEASING, State.RESIDENT, State.ASLEEP}),
+    State.ASLEEP: frozenset({State.LOADING, State.DRAINING, State.RELEASING}),
     State.RELEASING: frozenset({State.ABSENT, State.FAILED}),
     State.FAILED: frozenset({State.LOADING, State.ABSENT}),
 }

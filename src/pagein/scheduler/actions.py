@@ -61,9 +61,59 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End a worker although it may be in use: it broke its allowance; its requests fail with the reason."""
+    """End a worker although it may be in use: it broke its allowance or hangs; its requests fail with the reason."""
 
     model: str
+    reason: str
+    error: PageinError | None = None
+    """What its requests are told, where that is more than the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Tell the worker of a model, which nobody uses, to sleep; then measure what it keeps."""
+
+    model: str
+    reason: str
+    evicted_for: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Wake the worker of a model with this allowance; its bytes are reserved."""
+
+    model: str
+    allowance: dict[str, int]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """An outsider holds the memory that it asked for."""
+
+    room: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deny:
+    """An outsider can never have the memory that it asked for."""
+
+    room: str
+    error: PageinError
+
+    @property
+    def reason(self) -> str:
+        """The error's message."""
+        return self.error.message
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """A model has its new settings, is new, or is gone from the configuration."""
+
+    model: str
+    removed: bool
     reason: str
 
 
@@ -75,4 +125,4 @@ class Note:
     reason: str
 
 
-Action = Grant | Refuse | Wait | Load | Stop | Kill | Note
+Action = Grant | Refuse | Wait | Load | Stop | Kill | Sleep | Wake | Give | Deny | Renewed | Note

@@ -41,7 +41,7 @@ def foresee(state: SchedulerState, model: ModelState, now: float) -> Foreseen:
     if model.state is State.RESIDENT and not model.unload_wanted:
         free = open_slots(state, model) > 0 and model.name not in state.yielding
         return Foreseen("resident", model.last_reason if free else why_wait(state, model))
-    if model.state not in (State.ABSENT, State.FAILED):
+    if model.state not in (State.ABSENT, State.FAILED, State.ASLEEP) or model.stopping:
         return Foreseen("wait", why_wait(state, model))
     view = outlook(state, model, now)
     first = held_up_by(state, model, _waits_before(state, model, now))

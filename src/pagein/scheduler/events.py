@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pagein.errors import PageinError
+from pagein.memory.pressure import PressureState
+
+if TYPE_CHECKING:
+    from pagein.scheduler.state import Limits, ModelState
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +18,8 @@ class Requested:
 
     request_id: int
     model: str
+    keep_alive: float | None = None
+    """Its own wish for the time that the model stays idle, ``math.inf`` for no limit; None wishes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,8 @@ class Finished:
     request_id: int
     answered: bool = True
     """The client got its answer, so the worker did the whole work of a request."""
+    silent: bool = False
+    """The worker sent nothing for the model's time-out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,8 @@ class LoadWanted:
     """An operator (or the start of the daemon) wants a model loaded without using it."""
 
     model: str
+    speculative: bool = False
+    """Nobody waits for it: under pressure it does not begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,18 @@ class BecameReady:
     model: str
     used: dict[str, int]
     load_seconds: float
+    sleeps: bool = False
+    """Its engine can sleep, and may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A worker that outlived an earlier daemon was taken over, with what it was granted and takes now."""
+
+    model: str
+    allowance: dict[str, int]
+    used: dict[str, int]
+    sleeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +110,65 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """The bytes of a stopped worker were measured to be back."""
+    """The bytes of a stopped worker were measured to be back, or the wait for that is over."""
 
     model: str
+    left: dict[str, int] = field(default_factory=dict)
+    """pool → bytes that it left behind; they stay charged."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftChanged:
+    """What an ended worker left behind was measured again."""
+
+    model: str
+    left: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Slept:
+    """A worker that was told to sleep does, or says so; ``used`` is what it was measured to keep of ``before``."""
+
+    model: str
+    before: dict[str, int]
+    used: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SleepBroke:
+    """A worker that was told to sleep did not, or lied; it must leave instead."""
+
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoomWanted:
+    """Something outside Pagein wants memory; ``room`` is unique for the life of the daemon."""
+
+    room: str
+    pool: str
+    bytes: int
+    measured: bool = False
+    """Its process is measured; else what it was given counts as used at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomEnded:
+    """An outsider gave its memory back, ended, or does not want it any more."""
+
+    room: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfigured:
+    """The configuration was edited. Models that changed drain and return; what is not named here stays as it is."""
+
+    changed: dict[str, ModelState] = field(default_factory=dict)
+    """New models and changed ones, as they are to be."""
+    removed: frozenset[str] = frozenset()
+    limits: Limits | None = None
+    budgets: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +184,8 @@ class Measured:
     """pool → bytes available on the machine, or None where unknown."""
     daemon: int | None = None
     """Bytes of RAM that the daemon itself takes. It is never charged less than the first of these figures."""
+    pressure: PressureState | None = None
+    """How hard memory is to get; None where this sample did not look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +215,17 @@ Event = (
     | UnloadWanted
     | PinChanged
     | BecameReady
+    | Adopted
     | LoadBroke
     | WorkerExited
     | Stopped
     | Freed
+    | LeftChanged
+    | Slept
+    | SleepBroke
+    | RoomWanted
+    | RoomEnded
+    | Reconfigured
     | Measured
     | NeedLearned
     | Ticked

@@ -2,41 +2,68 @@
 
 from __future__ import annotations
 
+from pagein.errors import ModelNotFound, Outgrown
 from pagein.residency.ledger import Holding
 from pagein.residency.lifecycle import State
 from pagein.residency.policy import cool
 from pagein.scheduler import events as ev
-from pagein.scheduler.actions import Action
-from pagein.scheduler.state import DAEMON, ModelState, SchedulerState, Waiter
-from pagein.scheduler.words import refusal, refuse, say
+from pagein.scheduler.actions import Action, Note, Refuse, Renewed, Stop
+from pagein.scheduler.acts import Acts
+from pagein.scheduler.state import DAEMON, PRESENT, ModelState, SchedulerState, Waiter, left_of
+from pagein.scheduler.trouble import outgrew
+from pagein.scheduler.turns import note_arrival
+from pagein.scheduler.words import note_reason, refusal, refuse, say
 from pagein.units import format_bytes, format_duration
 
+MOST_KEPT = 0.8
+"""Share of its bytes that a model may keep asleep; one that keeps more did not sleep. Of a small model the interpreter
+and its libraries are most: Whisper tiny keeps 70 %."""
+TOLD_STEP = 0.1
+"""Share of the budget by which what other programs leave of it must change before people are told again."""
 
-def take_in(state: SchedulerState, out: list[Action], event: ev.Event, now: float) -> None:
-    """Update the state with one event; what follows from it at once (refusals, notes) is appended to ``out``."""
+
+def take_in(acts: Acts, event: ev.Event, now: float) -> None:
+    """Update the state with one event; what follows from it at once (refusals, notes) is left in ``acts``."""
+    state, out = acts.state, acts.out
     match event:
         case ev.Requested():
             _on_requested(state, out, event, now)
         case ev.Finished():
             _on_finished(state, out, event, now)
         case ev.LoadWanted():
-            _on_load_wanted(state, out, state.models[event.model], now)
+            if (model := state.models.get(event.model)) is not None and not model.removed:
+                _on_load_wanted(out, model, event.speculative, now)
         case ev.LoadUnwanted():
-            _on_load_unwanted(state.models[event.model])
+            if (model := state.models.get(event.model)) is not None:
+                _on_load_unwanted(model)
         case ev.UnloadWanted():
-            model = state.models[event.model]
-            model.wanted_since = None
-            model.unload_wanted = model.state in (State.LOADING, State.RESIDENT, State.DRAINING)
+            if (model := state.models.get(event.model)) is not None:
+                model.wanted_since = None
+                model.unload_wanted = model.state in PRESENT
         case ev.PinChanged():
             _on_pin_changed(state, out, event, now)
         case ev.BecameReady():
             _on_ready(state, out, event, now)
+        case ev.Adopted():
+            _on_adopted(state, out, event, now)
         case ev.LoadBroke() | ev.WorkerExited():
-            _on_gone(state, out, event, now)
+            _on_gone(acts, event, now)
         case ev.Stopped():
-            _on_stopped(state, out, state.models[event.model], now)
+            _on_stopped(state, state.models[event.model], now)
         case ev.Freed():
-            _on_freed(state, out, state.models[event.model], now)
+            _on_freed(acts, event, now)
+        case ev.LeftChanged():
+            _charge_left(state, event.model, event.left)
+        case ev.Slept():
+            _on_slept(acts, event, now)
+        case ev.SleepBroke():
+            _on_sleep_broke(acts, state.models[event.model], event.reason)
+        case ev.RoomWanted():
+            _on_room_wanted(acts, event, now)
+        case ev.RoomEnded():
+            _on_room_ended(state, event.room)
+        case ev.Reconfigured():
+            _on_reconfigured(acts, event, now)
         case ev.Measured():
             _on_measured(state, out, event)
         case ev.NeedLearned():
@@ -48,10 +75,14 @@ def take_in(state: SchedulerState, out: list[Action], event: ev.Event, now: floa
 
 
 def _on_requested(state: SchedulerState, out: list[Action], event: ev.Requested, now: float) -> None:
-    model = state.models[event.model]
+    model = state.models.get(event.model)
+    if model is None:  # it went from the configuration in this moment
+        out.append(Refuse(event.request_id, event.model, ModelNotFound(event.model, list(state.models))))
+        return
     assert event.request_id not in state.model_of, f"request {event.request_id} came twice"
     state.model_of[event.request_id] = model.name
-    waiter = Waiter(event.request_id, now)
+    waiter = Waiter(event.request_id, now, keep_alive=event.keep_alive)
+    note_arrival(state, model, now)
     error = refusal(state, model, now)
     if error is not None:
         refuse(state, out, model, waiter, error)
@@ -64,20 +95,24 @@ def _on_finished(state: SchedulerState, out: list[Action], event: ev.Finished, n
     if name is None:
         return
     model = state.models[name]
+    granted_at = state.granted_at.pop(event.request_id, now)
     if state.leases.give_back(event.request_id) is not None:
         model.heat = cool(model.heat, now - model.last_used) + 1
         model.last_used = now
         model.uses += 1
         model.served = True
         if event.answered:
-            model.answered, model.failures = True, 0
+            model.answered, model.failures, model.last_answer = True, 0, now
+        if event.silent and model.last_answer < granted_at and model.state in (State.RESIDENT, State.DRAINING):
+            model.hung = f"{model.name} hangs: it sent nothing for its time-out, and answered nothing else meanwhile"
     else:
         kept = [w for w in model.waiting if w.request_id != event.request_id]
         model.waiting.clear()
         model.waiting.extend(kept)
 
 
-def _on_load_wanted(state: SchedulerState, out: list[Action], model: ModelState, now: float) -> None:
+def _on_load_wanted(out: list[Action], model: ModelState, speculative: bool, now: float) -> None:
+    model.speculative = speculative
     model.retry_at = None  # a manual retry does not wait for the back-off
     _call_off_unload(out, model, now)
     if model.state is not State.RESIDENT and model.wanted_since is None:
@@ -90,7 +125,9 @@ def _on_load_unwanted(model: ModelState) -> None:
 
 
 def _on_pin_changed(state: SchedulerState, out: list[Action], event: ev.PinChanged, now: float) -> None:
-    model = state.models[event.model]
+    model = state.models.get(event.model)
+    if model is None:
+        return
     model.pinned = event.pinned
     say(out, model, f"{'pinned' if event.pinned else 'unpinned'} by the operator")
     if model.pinned:
@@ -99,7 +136,7 @@ def _on_pin_changed(state: SchedulerState, out: list[Action], event: ev.PinChang
 
 def _call_off_unload(out: list[Action], model: ModelState, now: float) -> None:
     """The later wish wins while the worker was not told to leave: it serves on."""
-    if not model.unload_wanted or model.stopping:
+    if not model.unload_wanted or model.stopping or model.successor is not None or model.removed:
         return
     model.unload_wanted = False
     if model.state is State.DRAINING:
@@ -120,68 +157,191 @@ def _on_ready(state: SchedulerState, out: list[Action], event: ev.BecameReady, n
     model.load_seconds = event.load_seconds
     model.retry_at, model.error, model.wanted_since = None, None, None
     model.served, model.answered, model.last_used = False, False, now
+    model.stayed_well, model.wished_keep, model.evicted_for, model.hung = False, None, None, None
+    model.sleeps, model.speculative = event.sleeps, False
     _on_measured(state, out, ev.Measured({model.name: event.used}))
     used = ", ".join(f"{format_bytes(count)} of {pool}" for pool, count in event.used.items())
     say(out, model, f"ready after {format_duration(event.load_seconds)}, took {used or 'an unknown amount'}")
 
 
-def _on_gone(state: SchedulerState, out: list[Action], event: ev.LoadBroke | ev.WorkerExited, now: float) -> None:
+def _on_adopted(state: SchedulerState, out: list[Action], event: ev.Adopted, now: float) -> None:
+    """It is there already, so it is charged whether it fits or not; what does not is an overdraft, acted on at once."""
     model = state.models[event.model]
+    if model.state is not State.ABSENT:
+        return
+    model.life.move(State.LOADING, now)
+    model.life.move(State.RESIDENT, now)
+    model.allowance, model.used, model.sleeps = dict(event.allowance), dict(event.used), event.sleeps
+    for pool in event.allowance | event.used:
+        if (ledger := state.ledgers.get(pool)) is not None:
+            ledger.charge(model.name, max(event.allowance.get(pool, 0), event.used.get(pool, 0)))
+    model.wanted_since, model.last_used = None, now
+    say(out, model, "taken over from an earlier daemon, which had been killed")
+
+
+def _on_gone(acts: Acts, event: ev.LoadBroke | ev.WorkerExited, now: float) -> None:
+    state, model = acts.state, acts.state.models[event.model]
     if model.state in (State.ABSENT, State.RELEASING, State.FAILED):
         return
     asked_to_leave, unload_wanted, lived = model.stopping, model.unload_wanted, now - model.life.since
     was_usable = model.state is not State.LOADING
-    _on_stopped(state, out, model, now)
+    _on_stopped(state, model, now)
     if asked_to_leave:
         return
+    broke = isinstance(event, ev.LoadBroke)
+    if isinstance(event.error, Outgrown) and outgrew(acts, model, event.error) and broke:
+        return  # those who wait go on waiting: the next load reserves more
     if was_usable and lived >= state.limits.backoff_max:
         model.failures = 0
-    model.failures += 1
-    model.error = event.error
-    pause = min(
-        state.limits.backoff_max,
-        state.limits.backoff_first * 2.0 ** min(model.failures - 1, 30),
-    )
-    model.retry_at = now + pause
-    say(out, model, f"{event.error.message}; next try in {format_duration(pause)} at the earliest")
-    if isinstance(event, ev.LoadBroke):
-        if model.priority != "high":
-            model.wanted_since = None
-        while model.waiting:
-            refuse(state, out, model, model.waiting.popleft(), event.error)
-    elif model.priority == "high" and not unload_wanted:
-        model.wanted_since = now
+    acts.fail(model, event.error, now, refuse_waiting=broke)
+    if not broke and model.priority == "high" and not unload_wanted:
+        model.wanted_since, model.speculative = now, True
 
 
-def _on_stopped(state: SchedulerState, out: list[Action], model: ModelState, now: float) -> None:
+def _on_stopped(state: SchedulerState, model: ModelState, now: float) -> None:
     if not model.life.can_move(State.RELEASING):
         return
     model.life.move(State.RELEASING, now)
     state.begin_release(model.name)
-    model.stopping = False
-    model.unload_wanted = False
+    model.stopping = model.unload_wanted = model.sleeps = False
+    model.hung = None
     model.used = {}
 
 
-def _on_freed(state: SchedulerState, out: list[Action], model: ModelState, now: float) -> None:
+def _on_freed(acts: Acts, event: ev.Freed, now: float) -> None:
+    state, model = acts.state, acts.state.models[event.model]
     if model.state is not State.RELEASING:
         return
     state.finish_release(model.name)
+    _charge_left(state, model.name, event.left)
+    if event.left:
+        left = ", ".join(f"{format_bytes(count)} of {pool}" for pool, count in event.left.items())
+        say(acts.out, model, f"it left {left} behind, which stay charged until they are measured to be free")
     model.life.move(State.ABSENT if model.error is None else State.FAILED, now)
+    if model.successor is not None or model.removed:
+        acts.renew(model)
+
+
+def _charge_left(state: SchedulerState, name: str, left: dict[str, int]) -> None:
+    holder = left_of(name)
+    for pool, ledger in state.ledgers.items():
+        if count := left.get(pool, 0):
+            ledger.charge(holder, count)
+        elif ledger.column_of(holder) is not None:
+            ledger.begin_release(holder)
+            ledger.finish_release(holder)
+
+
+def _on_slept(acts: Acts, event: ev.Slept, now: float) -> None:
+    """What it keeps is charged; a sleep that frees next to nothing is none, and the model leaves."""
+    state, model = acts.state, acts.state.models[event.model]
+    if model.state is not State.DRAINING or not model.stopping:
+        return
+    for pool, held in state.held(model.name).items():
+        kept, before = event.used.get(pool, 0), event.before.get(pool, held)
+        if kept > before * MOST_KEPT:
+            told = f"its sleep kept {format_bytes(kept)} of {format_bytes(before)} of {pool}"
+            _on_sleep_broke(acts, model, told)
+            return
+    state.finish_release(model.name)
+    for pool, kept in event.used.items():
+        if kept and pool in state.ledgers:
+            state.ledgers[pool].charge(model.name, kept)
+    model.used, model.stopping = dict(event.used), False
+    model.allowance = {pool: max(count, model.allowance.get(pool, 0)) for pool, count in event.used.items()}
+    model.life.move(State.ASLEEP, now)
+    kept_now = ", ".join(f"{format_bytes(count)} of {pool}" for pool, count in event.used.items())
+    say(acts.out, model, f"sleeps, and keeps {kept_now or 'nothing'}")
+
+
+def _on_sleep_broke(acts: Acts, model: ModelState, reason: str) -> None:
+    """It is on its way out already; now it must really leave."""
+    if model.state is State.DRAINING and model.stopping:
+        model.sleeps = False
+        acts.out.append(Stop(model.name, note_reason(model, f"it did not sleep: {reason}"), model.evicted_for))
+
+
+def _on_room_wanted(acts: Acts, event: ev.RoomWanted, now: float) -> None:
+    state = acts.state
+    room = ModelState(event.room, "medium", {event.pool: event.bytes}, "asked for", outsider=True, wanted_since=now)
+    room.used = {} if event.measured else {event.pool: event.bytes}
+    state.rooms[event.room] = room
+    if state.stopping:
+        acts.deny(room, "the daemon is stopping")
+
+
+def _on_room_ended(state: SchedulerState, name: str) -> None:
+    room = state.rooms.pop(name, None)
+    if room is not None and room.state is State.RESIDENT:
+        state.begin_release(name)
+        state.finish_release(name)
+
+
+def _on_reconfigured(acts: Acts, event: ev.Reconfigured, now: float) -> None:
+    state = acts.state
+    state.limits = event.limits or state.limits
+    for pool, budget in event.budgets.items():
+        state.ledgers[pool].budget = budget
+    for name in event.removed:
+        if (model := state.models.get(name)) is not None:
+            model.removed, model.successor, model.wanted_since = True, None, None
+            acts.refuse_all(model, ModelNotFound(name, [m for m in state.models if m not in event.removed]))
+            _give_way(acts, model)
+    for name, fresh in event.changed.items():
+        model = state.models.get(name)
+        if model is None:
+            state.models[name] = fresh
+            acts.out.append(Renewed(name, False, note_reason(fresh, "new in the configuration")))
+        else:
+            model.successor, model.removed = fresh, False
+            _give_way(acts, model)
+
+
+def _give_way(acts: Acts, model: ModelState) -> None:
+    """It leaves once its leases end; what is absent takes its new settings at once."""
+    if model.state in (State.ABSENT, State.FAILED):
+        acts.renew(model)
+    else:
+        model.unload_wanted = model.state in PRESENT
 
 
 def _on_measured(state: SchedulerState, out: list[Action], event: ev.Measured) -> None:
     state.available.update(event.available)
+    if event.pressure is not None:
+        state.pressure = event.pressure
     for name, used in event.used.items():
-        model = state.models.get(name)
-        if model is None or model.state not in (State.LOADING, State.RESIDENT, State.DRAINING):
+        model = state.holder(name)
+        if model is None or model.state not in PRESENT:
             continue
         model.used = dict(used)
+        if model.outsider:  # what it takes beyond its lease shows in what the machine has available
+            continue
         for pool, count in used.items():
             _charge(state, model, pool, count)
     if event.daemon is not None and "ram" in state.ledgers:
         state.own_least = state.own_least or event.daemon
         state.ledgers["ram"].charge(DAEMON, max(event.daemon, state.own_least))
+    if event.available and event.daemon is not None:  # a whole sample: what was read apart is not compared
+        _on_machine(state, out, list(event.available))
+
+
+def _on_machine(state: SchedulerState, out: list[Action], pools: list[str]) -> None:
+    """Notice what other programs leave of the budget; what two samples in a row show short counts."""
+    for pool in pools:
+        ledger = state.ledgers.get(pool)
+        if ledger is None or state.available.get(pool) is None:
+            continue
+        short = state.short(pool)
+        state.short_lasting[pool] = min(short, state.short_last.get(pool, 0))
+        state.short_last[pool] = short
+        effective, told = state.effective(pool), state.told_effective.get(pool, ledger.budget)
+        if abs(effective - told) >= ledger.budget * TOLD_STEP or (effective == ledger.budget) != (
+            told == ledger.budget
+        ):
+            state.told_effective[pool] = effective
+            rest = f"other programs leave {format_bytes(effective)} of the budget of {format_bytes(ledger.budget)}"
+            free = f"the whole budget of {format_bytes(ledger.budget)} can be used again"
+            out.append(Note(None, f"{pool}: {rest if effective < ledger.budget else free}"))
 
 
 def _charge(state: SchedulerState, model: ModelState, pool: str, count: int) -> None:

@@ -8,8 +8,9 @@ from enum import StrEnum
 from pagein.errors import NeverFits
 from pagein.residency.lifecycle import State
 from pagein.residency.policy import Candidate, choose_victims
-from pagein.scheduler.state import DAEMON, ModelState, SchedulerState
-from pagein.units import format_bytes
+from pagein.scheduler.state import DAEMON, ModelState, SchedulerState, left_of
+from pagein.scheduler.turns import evictable, kept_until
+from pagein.units import format_bytes, format_duration
 
 
 class Outcome(StrEnum):
@@ -88,7 +89,7 @@ def outlook(state: SchedulerState, model: ModelState, now: float) -> Outlook:
     refusal = never_fits(state, model)
     if refusal is not None:
         return Outlook(Outcome.NEVER, refusal.message, error=refusal)
-    need = model.need
+    need = state.wanted_bytes(model)
     needs = f"needs {_amounts(need)}, {_amounts({p: state.free(p) for p in need})} free"
     deficit = {pool: count - state.free(pool) for pool, count in need.items() if count > state.free(pool)}
     if not deficit:
@@ -98,19 +99,31 @@ def outlook(state: SchedulerState, model: ModelState, now: float) -> Outlook:
         pools = [pool for pool in deficit if state.coming(pool)]
         leaving = [m.name for m in state.models.values() if m.leaving and any(p in state.held(m.name) for p in pools)]
         return Outlook(Outcome.COMING, f"{needs}; waiting for the memory of {', '.join(leaving)}")
-    victims = choose_victims(state.idle(now), rest)
+    victims = choose_victims((c for c in evictable(state, now) if c.name != model.name), rest)
     if victims is not None:
         return Outlook(Outcome.EVICT, f"{needs}; {', '.join(v.name for v in victims)} can leave", victims)
-    blockers = choose_victims([*state.idle(now), *state.in_use(now)], rest)
+    others = [c for c in (*state.idle(now), *state.in_use(now)) if c.name != model.name]
+    blockers = choose_victims(others, rest)
     if blockers is not None:
-        busy = [b.name for b in blockers if state.busy(b.name) or state.models[b.name].state is not State.RESIDENT]
-        return Outlook(Outcome.BUSY, f"{needs}; {', '.join(busy or [b.name for b in blockers])} in use", blockers)
+        return Outlook(Outcome.BUSY, f"{needs}; {_in_the_way(state, blockers, now)}", blockers)
     return Outlook(Outcome.FOREIGN, _foreign(state, model))
+
+
+def _in_the_way(state: SchedulerState, blockers: list[Candidate], now: float) -> str:
+    """Say who is in use, or, where nobody is, who is kept for its clients and how long."""
+    busy, kept = [], []
+    for blocker in blockers:
+        model = state.models.get(blocker.name)
+        if model is None or state.busy(model.name) or model.state is not State.RESIDENT or model.waiting:
+            busy.append(blocker.name)
+        elif (until := kept_until(state, model)) > now:
+            kept.append(f"{blocker.name} is kept for its clients for {format_duration(until - now)}")
+    return f"{', '.join(busy)} in use" if busy else "; ".join(kept) or "in use"
 
 
 def _foreign(state: SchedulerState, model: ModelState) -> str:
     parts = []
-    for pool, need in model.need.items():
+    for pool, need in state.wanted_bytes(model).items():
         room = state.machine_room(pool)
         if need > room:
             parts.append(f"needs {format_bytes(need)} of {pool}, the machine has {format_bytes(room)} available")
@@ -119,7 +132,8 @@ def _foreign(state: SchedulerState, model: ModelState) -> str:
     own = state.ledgers["ram"].bytes_of(DAEMON) if "ram" in model.need else 0
     if own > state.own_least:
         return f"needs {_amounts(model.need)}; the daemon itself takes {format_bytes(own)} for the moment"
-    return "memory is being given back"
+    left = [n for n in state.models if any(ledger.bytes_of(left_of(n)) for ledger in state.ledgers.values())]
+    return f"{', '.join(left)} left memory behind that is not free yet" if left else "memory is being given back"
 
 
 def _amounts(amounts: dict[str, int]) -> str:

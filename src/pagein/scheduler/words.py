@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pagein.errors import LoadFailed, PageinError, QueueFull, ShuttingDown
+from pagein.errors import LoadFailed, ModelNotFound, PageinError, QueueFull, ShuttingDown
 from pagein.residency.lifecycle import State
 from pagein.scheduler.actions import Action, Note, Refuse, Wait
 from pagein.scheduler.state import ModelState, SchedulerState, Waiter, open_slots
+from pagein.scheduler.turns import computes_before
 from pagein.units import format_duration
 
 
@@ -27,6 +28,8 @@ def refusal(state: SchedulerState, model: ModelState, now: float) -> PageinError
     """The error with which a request that comes now ends at once, or None; what never fits is told by `outlook`."""
     if state.stopping:
         return ShuttingDown("the daemon is stopping")
+    if model.removed:
+        return ModelNotFound(model.name, [m.name for m in state.models.values() if not m.removed])
     if model.problem is not None:
         return LoadFailed(f"model {model.name!r} cannot be served: {model.problem}")
     if model.state in (State.RELEASING, State.FAILED) and model.backs_off(now):
@@ -71,6 +74,11 @@ def why_wait(state: SchedulerState, model: ModelState) -> str:
         turn = state.yielding.get(model.name)
         if turn is not None:
             return f"{model.name} yields its turn to {turn}"
+        if model.hung is not None:
+            return model.hung
+        first = computes_before(state, model)
+        if first is not None:
+            return f"{first.name} computes first: heavy models of {model.device} take turns"
         count = state.leases.count(model.name)
         return f"{model.name} is serving {count} request{'s' if count != 1 else ''}, {model.parallel} at a time"
     if model.unload_wanted or model.state is State.DRAINING or model.state is State.RELEASING:

@@ -15,13 +15,17 @@ from pagein.errors import PageinError
 from pagein.exits import describe_exit, explain_exit
 from pagein.protocol import Failed, Hello, Ready, WorkerSpec
 from pagein.supervisor import faults
+from pagein.supervisor.adopt import take_over
 from pagein.supervisor.boot import Booted
 from pagein.supervisor.launch import Launched, launch
 from pagein.supervisor.log import ModelLog
+from pagein.supervisor.registry import Record, Registry
 from pagein.units import format_duration
 
 _KILL_TIMEOUT = 10.0
 """Longest wait for a killed tree: only a process that is stuck in the kernel takes it."""
+_LATE = 2.0
+"""Seconds that an engine which gave up at its bound has to say why, at most a tenth of that bound."""
 _LAST_WORDS_TIMEOUT = 0.5
 """Longest wait for the last output and message of a worker that has ended or is about to."""
 
@@ -33,7 +37,7 @@ class Ending:
     how: str
     """``ended with exit code 0``, ``was ended by SIGKILL``."""
     returncode: int | None
-    """As the system gives it, negative for a signal; None when even SIGKILL did not end it."""
+    """As the system gives it, negative for a signal; None when even SIGKILL did not end it, or it was adopted."""
     asked: bool
     """Pagein asked for it."""
     forced: bool
@@ -55,7 +59,7 @@ class Child:
 
     def __init__(self, launched: Launched) -> None:
         """Use `start`."""
-        self.name = launched.spec.name
+        self.name = launched.name
         self.pid = launched.process.pid
         self._launched = launched
         self._asked_at: float | None = None
@@ -72,25 +76,40 @@ class Child:
         log: ModelLog,
         on_spawn: Callable[[int], None] | None = None,
         spare: Booted | None = None,
+        registry: Registry | None = None,
+        identity: str = "",
     ) -> Child:
         """Start a worker and wait until its model is ready, at most ``spec.ready_timeout`` seconds.
 
         ``on_spawn`` gets the process id before the worker has its spec, so before it takes memory: the place for limits
-        and for the registry. ``spare`` is a worker process that waits already (`Spare.take`). Raises LoadFailed, or the
-        error that the engine reported, with the last log lines, when the worker fails, ends or is late. Its whole tree
-        is gone then; so it is when the call is cancelled.
+        and the meter. ``spare`` is a worker process that waits already (`Spare.take`). ``registry`` records the worker,
+        ``identity`` tells its weights in its `worker_digest`. Raises LoadFailed, or the error that the engine reported,
+        with the last log lines, when the worker fails, ends or is late. Its whole tree is gone then; so it is when the
+        call is cancelled.
         """
-        child = cls(await launch(spec, environ, log, spare))
+        launched, spec = await launch(spec, environ, log, spare, registry, identity)
+        child = cls(launched)
         try:
             try:
                 if on_spawn is not None:
                     on_spawn(child.pid)
-                child.ready = await child._become_ready(spec.ready_timeout)
+                child.ready = await child._become_ready(spec)
             except _NotReady as failure:
                 raise await child._explain(failure) from None
         except BaseException:  # also a cancellation while the failure is explained
             await asyncio.shield(child.kill())
             raise
+        return child
+
+    @classmethod
+    async def adopt(cls, record: Record, *, log: ModelLog, registry: Registry) -> Child:
+        """Take over the ready worker of a daemon that was killed (`sweep`), within seconds; it serves on meanwhile.
+
+        Raises LoadFailed when it does not agree; its whole tree is gone then; so it is when the call is cancelled.
+        """
+        launched, ready = await take_over(record, log, registry)
+        child = cls(launched)
+        child.ready = ready
         return child
 
     async def stop(self, grace: float) -> Ending:
@@ -110,7 +129,7 @@ class Child:
     async def exited(self) -> PageinError | None:
         """Wait for the end of the tree; returns why it ended unasked, or None when it was asked to."""
         ending = await asyncio.shield(self._watcher)
-        if ending.asked or ending.returncode is None:
+        if ending.asked:
             return None
         return faults.death_error(self.name, ending.returncode, self._last_words, self._launched.log.tail())
 
@@ -119,16 +138,16 @@ class Child:
         members = await asyncio.to_thread(self._launched.tree.members)
         return sorted(process.pid for process in members)
 
-    async def _become_ready(self, timeout: float) -> Ready:
+    async def _become_ready(self, spec: WorkerSpec) -> Ready:
         try:
-            async with asyncio.timeout(timeout):
-                await self._launched.send_spec()
+            async with asyncio.timeout(spec.ready_timeout + min(_LATE, spec.ready_timeout / 10)):
+                await self._launched.send_spec(spec)
                 hello = await self._launched.control.receive()
                 if not isinstance(hello, Hello):
                     raise _NotReady(hello if isinstance(hello, Failed) else None)
                 answer = await self._launched.control.receive()
         except TimeoutError:
-            raise _NotReady(why=f"not ready within {format_duration(timeout)}") from None
+            raise _NotReady(why=f"not ready within {format_duration(spec.ready_timeout)}") from None
         except ValueError as error:
             raise _NotReady(why=f"its worker misbehaved: {error}") from None
         if not isinstance(answer, Ready):
@@ -159,8 +178,10 @@ class Child:
                 message = await launched.control.receive()
                 self._last_words = message.message if isinstance(message, Failed) else None
         launched.release()
+        if not survivors:
+            launched.forget()
         return Ending(
-            how=describe_exit(returncode),
+            how=describe_exit(returncode) if returncode is not None else "ended",
             returncode=returncode,
             asked=self._asked_at is not None,
             forced=self._forced,
@@ -187,6 +208,8 @@ class Child:
         left = await asyncio.to_thread(self._launched.tree.kill, _KILL_TIMEOUT)
         survivors = tuple(sorted(process.pid for process in left))
         if await self._ended_within(_KILL_TIMEOUT):
+            if not survivors:
+                self._launched.forget()
             return replace(self._watcher.result(), survivors=survivors)
         seconds = time.monotonic() - (self._asked_at or 0)
         return Ending("survives SIGKILL", None, True, True, seconds, survivors)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 
-from pagein.protocol import Message, WorkerSpec, decode
+from pagein.protocol import Adopt, Message, WorkerSpec, decode
 
-_LONGEST_MESSAGE = 64 * 1024
+LONGEST_MESSAGE = 64 * 1024
 
 
 class ControlPipe:
@@ -24,7 +25,7 @@ class ControlPipe:
         """Return the reader and the descriptor of the other end, for the worker; the caller closes that one."""
         reading, writing = os.pipe()
         try:
-            reader = asyncio.StreamReader(limit=_LONGEST_MESSAGE)
+            reader = asyncio.StreamReader(limit=LONGEST_MESSAGE)
             protocol = asyncio.StreamReaderProtocol(reader)
             loop = asyncio.get_running_loop()
             transport, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(reading, "rb", buffering=0))
@@ -32,6 +33,16 @@ class ControlPipe:
             os.close(writing)
             raise
         return cls(reader, transport), writing
+
+    @classmethod
+    async def over(cls, connection: socket.socket, received: bytes) -> ControlPipe:
+        """Read from a connection that has said ``received`` already; closes it when it is closed itself."""
+        reader = asyncio.StreamReader(limit=LONGEST_MESSAGE)
+        reader.feed_data(received)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        connection.setblocking(False)
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: protocol, sock=connection)
+        return cls(reader, transport)
 
     def expect(self, token: str) -> None:
         """From now on, messages must carry this token; before, none is accepted."""
@@ -42,11 +53,11 @@ class ControlPipe:
         try:
             line = await self._reader.readline()
         except ValueError as error:
-            raise ValueError(f"a worker message of more than {_LONGEST_MESSAGE} bytes") from error
+            raise ValueError(f"a worker message of more than {LONGEST_MESSAGE} bytes") from error
         if not line:
             return None
         message = decode(line)
-        if isinstance(message, WorkerSpec) or message.token != self._token:
+        if isinstance(message, WorkerSpec | Adopt) or message.token != self._token:
             raise ValueError("a worker message without the token of this worker")
         return message
 

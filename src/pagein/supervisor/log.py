@@ -119,9 +119,16 @@ class ModelLog:
 
 
 def _readable(line: bytes) -> str:
-    text = line[: _TAIL_WIDTH * 4].decode(errors="replace")
-    kept = "".join(letter if letter.isprintable() else " " for letter in text).strip()
-    return kept if len(kept) <= _TAIL_WIDTH else kept[: _TAIL_WIDTH - 1] + "…"
+    """One line fit to print. Of a long one its beginning and its end are kept: a reason may follow a flood."""
+    if len(line) <= _TAIL_WIDTH * 4 and len(kept := _printable(line)) <= _TAIL_WIDTH:
+        return kept
+    half = _TAIL_WIDTH // 2
+    return f"{_printable(line[: half * 4])[: half - 3]} … {_printable(line[-half * 4 :])[-half:]}"
+
+
+def _printable(line: bytes) -> str:
+    text = line.decode(errors="replace")
+    return "".join(letter if letter.isprintable() else " " for letter in text).strip()
 
 
 def _quote(value: object) -> str:

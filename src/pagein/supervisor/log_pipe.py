@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import IO
 
 from pagein.supervisor.log import ModelLog
 
@@ -27,12 +28,22 @@ class LogPipe(asyncio.Protocol):
         """Return the reader and the descriptor of the other end, for the worker; the caller closes that one."""
         reading, writing = os.pipe()
         try:
-            loop = asyncio.get_running_loop()
-            _, pipe = await loop.connect_read_pipe(cls, os.fdopen(reading, "rb", buffering=0))
+            pipe = await cls.take_over(os.fdopen(reading, "rb", buffering=0))
         except BaseException:
             os.close(writing)
             raise
         return pipe, writing
+
+    @classmethod
+    async def take_over(cls, reading: IO[bytes]) -> LogPipe:
+        """Read from a pipe that is there already."""
+        _, pipe = await asyncio.get_running_loop().connect_read_pipe(cls, reading)
+        return pipe
+
+    def fileno(self) -> int:
+        """The descriptor that is read, to be handed to the worker."""
+        assert self._transport is not None
+        return int(self._transport.get_extra_info("pipe").fileno())
 
     def attach(self, log: ModelLog) -> None:
         """From now on, write into this log, first what came before."""

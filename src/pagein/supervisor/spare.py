@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import psutil
 
 from pagein.supervisor.boot import Booted, boot, changes_to
+from pagein.supervisor.registry import Registry
 
 _log = logging.getLogger("pagein.supervisor")
 
@@ -16,9 +17,9 @@ _log = logging.getLogger("pagein.supervisor")
 class Spare:
     """At most one spare worker. It takes about 10 MiB, which belong to the daemon's own bytes."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        """Give it the environment that most workers get."""
-        self._environ = dict(environ)
+    def __init__(self, environ: Mapping[str, str], registry: Registry | None = None) -> None:
+        """Give it the environment that most workers get, and where children are recorded."""
+        self._environ, self._registry = dict(environ), registry
         self._booted: Booted | None = None
         self._booting: asyncio.Task[None] | None = None
         self._discarding: set[asyncio.Task[None]] = set()
@@ -57,7 +58,7 @@ class Spare:
 
     async def _boot(self) -> None:
         try:
-            self._booted = await boot(self._environ)
+            self._booted = await boot(self._environ, self._registry)
         except (OSError, psutil.Error) as error:  # a load starts its own, and reports what is wrong
             _log.warning("no spare worker: %s", error)
         finally:

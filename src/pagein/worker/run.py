@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 from pagein.engines.contract import Engine, find_engine
@@ -17,7 +19,7 @@ class Stopping(BaseException):
     """SIGTERM arrived; raised in the main thread, wherever the engine is."""
 
 
-def run(spec: WorkerSpec, control: Control) -> int:
+def run(spec: WorkerSpec, control: Control, before_ready: Callable[[], None] | None = None) -> int:
     """Serve the model until SIGTERM (exit code 0) or until its engine ends or fails (1), which is reported."""
     engine: Engine | None = None
     signal.signal(signal.SIGTERM, _raise_stopping)
@@ -27,8 +29,13 @@ def run(spec: WorkerSpec, control: Control) -> int:
         engine = find_engine(spec.engine)(spec)
         started = engine.start()
         version = engine.version()
-        control.send(Ready(spec.token, started.endpoint, started.capabilities, version, started.context))
-        control.send(Failed(spec.token, engine.wait(), code="worker_died"))
+        if before_ready is not None:
+            before_ready()
+        sleeps = started.sleeps
+        control.send(Ready(spec.token, started.endpoint, started.capabilities, version, started.context, sleeps))
+        why = engine.wait()
+        with contextlib.suppress(OSError):  # at the moment there is no daemon
+            control.send(Failed(spec.token, why, code="worker_died"))
     except Stopping:
         return 0
     except PageinError as error:

@@ -5,17 +5,16 @@ from dataclasses import replace
 import pytest
 
 from pagein.errors import PageinError
-from pagein.memory.probes import advice, nvidia
+from pagein.memory.probes import advice, linux, nvidia
 from pagein.memory.probes.advice import Facts, Finding, Verdict
 from pagein.memory.snapshot import MachineSnapshot, PoolReading, Pressure
 
-GIB = 1024**3
+GIB, MIB = 1024**3, 1024**2
 RAM = PoolReading("ram", 16 * GIB, 9 * GIB, "physical memory")
 PLAIN = Facts(
     snapshot=MachineSnapshot({"ram": RAM}, swap_total=0, swap_used=0, pressure=Pressure(0.0, 0.0)),
     physical=16 * GIB,
     linux=True,
-    can_limit=True,
     overcommit=0,
     huge_pages="madvise",
     files=20000,
@@ -54,13 +53,19 @@ def test_facts_of_a_captured_machine(fixtures):
     assert (facts.swappiness, facts.overcommit, facts.huge_pages, facts.files) == (60, 2, "always", 256)
     assert (facts.driver, facts.nvml, facts.physical) == ("580.126.09", False, 16 * GIB)
     assert facts.commit_limit == 10 * GIB
+    assert (facts.defrag, facts.proactive, facts.zram, facts.zswap) == ("always", 0, 0, True)
+    assert facts.blocks.large == 8 * MIB
 
 
 def test_that_machine_is_warned_of_what_it_is(fixtures):
-    """A driver without NVML, swappiness, strict overcommit, few descriptors."""
+    """A driver without NVML, swappiness, strict overcommit, huge pages that stall, few descriptors."""
     facts = advice.read_facts(fixtures / "cgroup/v2_unlimited")
     assert "pagein[nvidia]" in found(facts, "GPU").meaning
     assert found(facts, "swap").verdict is Verdict.WARN
+    assert found(facts, "swap").finding == "0 B of 2.0 GiB used, swappiness 60, zswap before it"
+    assert found(facts, "huge pages").verdict is Verdict.WARN
+    assert "8.0 MiB of 999 MiB free memory could be huge pages" in found(facts, "fragmentation").finding
+    assert "compaction_proactiveness=0" in found(facts, "fragmentation").finding
     assert found(facts, "overcommit").finding.startswith("strict (vm.overcommit_memory=2), 1.3 GiB of 10.0 GiB left")
     assert found(facts, "open files").verdict is Verdict.WARN
 
@@ -70,9 +75,84 @@ def test_what_is_missing_is_not_made_up(fixtures):
     facts = advice.read_facts(fixtures / "proc/old_kernel")
     assert (facts.swappiness, facts.overcommit, facts.huge_pages, facts.files) == (None, None, None, None)
     assert found(facts, "memory").verdict is Verdict.WARN
-    assert found(facts, "worker limits").finding == "no memory controller"
     topics = {finding.topic for finding in advice.advise(facts)}
-    assert topics.isdisjoint({"overcommit", "huge pages", "open files"})
+    assert topics.isdisjoint({"overcommit", "huge pages", "fragmentation", "open files"})
+
+
+def swapping(**more: object) -> Facts:
+    """A machine with 8 GiB of swap."""
+    return replace(PLAIN, snapshot=replace(PLAIN.snapshot, swap_total=8 * GIB, swap_used=GIB), **more)
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict", "finding", "meaning"),
+    [
+        (PLAIN, Verdict.OK, "none", "OOM kill at once"),
+        (swapping(), Verdict.OK, "1.0 GiB of 8.0 GiB used", "the system decides"),
+        (swapping(swappiness=60), Verdict.WARN, "1.0 GiB of 8.0 GiB used, swappiness 60", "vm.swappiness=10"),
+        (swapping(swappiness=10), Verdict.OK, "1.0 GiB of 8.0 GiB used, swappiness 10", "file cache goes first"),
+        (swapping(swappiness=180, zram=8 * GIB), Verdict.OK, "swappiness 180, all of it zram", "is RAM itself"),
+        (swapping(swappiness=60, zram=GIB, zswap=True), Verdict.WARN, "60, 1.0 GiB of it zram", "swapped out"),
+        (swapping(swappiness=60, zram=0, zswap=True), Verdict.WARN, "60, zswap before it", "swapped out"),
+    ],
+    ids=["none", "unknown", "eager", "reluctant", "zram", "partly zram", "zswap"],
+)
+def test_each_kind_of_swap_means_something_else(facts, verdict, finding, meaning):
+    """Disk that is used early is a warning; compressed RAM is meant to be used early, and frees little of weights."""
+    swap = found(facts, "swap")
+    assert swap.verdict is verdict
+    assert swap.finding.endswith(finding)
+    assert meaning in swap.meaning
+
+
+@pytest.mark.parametrize(
+    ("enabled", "defrag", "verdict"),
+    [
+        ("always", "always", Verdict.WARN),
+        ("always", "madvise", Verdict.OK),
+        ("always", None, Verdict.OK),
+        ("madvise", "always", Verdict.OK),
+        ("never", "always", Verdict.OK),
+    ],
+)
+def test_huge_pages_are_warned_of_only_where_every_allocation_may_stall(enabled, defrag, verdict):
+    """Both settings `always` make engines wait for compaction; each alone does not."""
+    assert found(replace(PLAIN, huge_pages=enabled, defrag=defrag), "huge pages").verdict is verdict
+
+
+SCATTERED = linux.FreeBlocks(free=GIB, large=GIB // 20)
+
+
+@pytest.mark.parametrize(
+    ("facts", "verdict"),
+    [
+        (replace(PLAIN, blocks=SCATTERED), Verdict.OK),
+        (replace(PLAIN, blocks=SCATTERED, proactive=0), Verdict.WARN),
+        (replace(PLAIN, blocks=SCATTERED, huge_pages="always", defrag="always"), Verdict.WARN),
+        (replace(PLAIN, blocks=SCATTERED, huge_pages="never"), None),
+        (replace(PLAIN, blocks=linux.FreeBlocks(GIB, GIB // 8)), None),
+        (PLAIN, None),
+    ],
+    ids=["rare", "and stays so", "and stalls", "not wanted", "enough", "unknown"],
+)
+def test_fragmentation_is_told_where_it_matters(facts, verdict):
+    """Nine tenths of free memory in small blocks, on a machine that uses huge pages: told; else not a line."""
+    lines = [finding.verdict for finding in advice.advise(facts) if finding.topic == "fragmentation"]
+    assert lines == ([] if verdict is None else [verdict])
+
+
+def test_a_captured_machine_with_room_is_not_called_fragmented(fixtures):
+    """The hybrid machine has most of its free memory in large blocks, and its swap is off."""
+    facts = advice.read_facts(fixtures / "cgroup/hybrid")
+    assert (facts.huge_pages, facts.defrag, facts.proactive, facts.zram) == ("madvise", "madvise", 20, 0)
+    assert "fragmentation" not in {finding.topic for finding in advice.advise(facts)}
+
+
+def test_stalls_at_a_v1_limit_are_those_of_the_machine(fixtures):
+    """Whose stalls are shown is said where the cgroup that binds has none of its own."""
+    v1 = found(advice.read_facts(fixtures / "cgroup/v1_nested"), "pressure")
+    assert "of the whole machine: cgroup v1" in v1.finding
+    assert "v1" not in found(advice.read_facts(fixtures / "cgroup/v2_nested"), "pressure").finding
 
 
 def test_a_kernel_without_psi_is_told():
@@ -89,14 +169,6 @@ def test_pressure_now_is_told_with_its_signs(available, verdict):
     finding = found(replace(PLAIN, snapshot=snapshot), "pressure")
     assert finding.verdict is verdict
     assert "available, below" in finding.meaning
-
-
-def test_a_read_only_cgroup_means_the_watchdog():
-    """Whether workers can be limited depends on the innermost group."""
-    assert advice._can_limit(()) is None
-    finding = found(replace(PLAIN, can_limit=False), "worker limits")
-    assert finding.verdict is Verdict.WARN
-    assert "Delegate=yes" in finding.meaning
 
 
 @pytest.mark.parametrize(
@@ -125,8 +197,8 @@ def test_wsl_and_unified_machines_are_named(fixtures):
 
 def test_a_mac_is_not_measured_by_linux():
     """No cgroups, no PSI, no NVIDIA lines there."""
-    topics = {finding.topic for finding in advice.advise(replace(PLAIN, linux=False, can_limit=None))}
-    assert topics.isdisjoint({"cgroups", "worker limits", "GPU"})
+    topics = {finding.topic for finding in advice.advise(replace(PLAIN, linux=False))}
+    assert topics.isdisjoint({"cgroups", "GPU"})
 
 
 def test_this_machine_can_be_diagnosed():

@@ -26,7 +26,7 @@ def test_apple_silicon_is_unified(fixtures):
     assert machine.pools["ram"].available == (52417 + 601223 + 12011) * 16384
     assert (machine.swap_total, machine.swap_used) == (2048 * MIB, int(1034.25 * MIB))
     assert machine.pressure.word == "warn"
-    assert machine.swapped_in == 10240 * 16384
+    assert (machine.swapped_in, machine.swapped_out) == (10240 * 16384, 20480 * 16384)
 
 
 def test_an_intel_mac_is_not_unified(fixtures):

@@ -1,5 +1,6 @@
 """One snapshot: the smallest total and, separately, the smallest available."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from pagein.memory.probes.cgroup import Level, Limit
 from pagein.memory.snapshot import PoolReading, Pressure
 
 GIB, MIB = 1024**3, 1024**2
+PAGE = os.sysconf("SC_PAGE_SIZE")
 HOST = linux.HostMemory(total=16 * GIB, available=9 * GIB, swap_total=0, swap_used=0, swapped_in=0)
 
 
@@ -105,9 +107,15 @@ def test_captured_machines(fixtures, case, total, available, source):
 
 
 def test_stalls_are_those_of_the_group_that_limits_us(fixtures):
-    """Where a v2 cgroup sets the total its own PSI counts; else the whole machine's."""
+    """Where a v2 cgroup sets the total its own PSI counts; v1 has none, so there the whole machine's counts."""
     assert host.read_machine(fixtures / "cgroup/v2_nested").pressure == Pressure(3.21, 1.05)
     assert host.read_machine(fixtures / "cgroup/v1_nested").pressure == Pressure(0.0, 0.0)
+
+
+def test_traffic_to_and_from_swap_is_in_the_snapshot(fixtures):
+    """Both counters of the kernel, in bytes since boot."""
+    machine = host.read_machine(fixtures / "cgroup/v2_nested")
+    assert (machine.swapped_in, machine.swapped_out) == (2560 * PAGE, 8192 * PAGE)
 
 
 def test_this_machine():

@@ -19,6 +19,7 @@ from pagein.engines.local import pictures, speech, texts
 from pagein.engines.local.answer import Work
 from pagein.engines.local.compute import ComputeThread
 from pagein.engines.local.model import LocalModel
+from pagein.engines.local.sleep import Bed, Sleeper
 from pagein.errors import InferenceFailed, LoadFailed, PageinError, RequestTooLarge
 from pagein.protocol import HEALTH_PATH, PATHS, Capability, Endpoint, WorkerSpec
 from pagein.units import format_duration
@@ -47,9 +48,11 @@ class LocalServer:
     A client that leaves before its work has started takes it along; one that leaves later is remembered by the work.
     """
 
-    def __init__(self, spec: WorkerSpec, model: LocalModel) -> None:
+    def __init__(self, spec: WorkerSpec, model: LocalModel, sleeper: Sleeper | None = None) -> None:
+        """``sleeper`` is given by engines that can sleep."""
         self._spec, self._model = spec, model
         self._compute = ComputeThread()
+        self._bed = None if sleeper is None else Bed(spec.name, sleeper, self._compute)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._ended = threading.Event()
@@ -115,10 +118,13 @@ class LocalServer:
 
         app.router.add_post(PATHS[capability], infer)
         app.router.add_get(HEALTH_PATH, health)
+        if self._bed is not None:
+            self._bed.add_routes(app.router)
         return app
 
     async def _infer(self, request: web.Request, read: Reader) -> web.Response:
         work = await read(self._spec.name, self._model, request)
+        work = work if self._bed is None else self._bed.awake(work)
         try:
             done = await self._compute.run(work)
         except (PageinError, asyncio.CancelledError):

@@ -11,9 +11,14 @@ from pathlib import Path
 
 from pagein.memory.pressure import PressureLevel, assess
 from pagein.memory.probes import cgroup, host, linux, nvidia
+from pagein.memory.probes.linux import FreeBlocks
 from pagein.memory.snapshot import MachineSnapshot
 from pagein.units import format_bytes
 
+_HUGE = "sys/kernel/mm/transparent_hugepage"
+_SCATTERED = 0.9
+"""Share of scattered free memory from which the kernel itself puts it together, at its default settings
+(mm/compaction.c, fragmentation_score_wmark: 100 - compaction_proactiveness + 10)."""
 _MANY_FILES = 1024
 """Descriptors: two for each streamed request (client and worker), some for the workers' logs, pipes and sockets."""
 
@@ -50,8 +55,6 @@ class Facts:
     """Bytes of the whole machine, whatever the cgroups allow."""
     linux: bool
     levels: tuple[cgroup.Level, ...] = ()
-    can_limit: bool | None = None
-    """Whether cgroups for the workers can be made below ours."""
     devices: tuple[nvidia.GpuDevice, ...] = ()
     driver: str | None = None
     """Version of the NVIDIA kernel driver, or None where none is loaded."""
@@ -64,6 +67,16 @@ class Facts:
     committed: int | None = None
     huge_pages: str | None = None
     """Transparent huge pages: always, madvise or never."""
+    defrag: str | None = None
+    """What an allocation of one does where none is free: always, defer, defer+madvise, madvise or never."""
+    blocks: FreeBlocks | None = None
+    """Free memory, and what of it could be huge pages."""
+    proactive: int | None = None
+    """``vm.compaction_proactiveness``: 0 never puts free memory together in advance."""
+    zram: int | None = None
+    """Bytes of the swap areas that are compressed RAM."""
+    zswap: bool | None = None
+    """Whether swap has a compressed cache in RAM before it."""
     files: int | None = None
     """Soft limit on open descriptors."""
 
@@ -76,7 +89,7 @@ def diagnose() -> list[Finding]:
 def advise(facts: Facts) -> list[Finding]:
     """Return what the facts mean, most important first."""
     topics: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
-        _memory, _levels, _limits, _gpus, _pressure, _swap, _overcommit, _huge_pages, _files,
+        _memory, _levels, _gpus, _pressure, _swap, _overcommit, _huge_pages, _fragments, _files,
     )  # fmt: skip
     return [finding for topic in topics for finding in topic(facts)]
 
@@ -94,7 +107,6 @@ def read_facts(root: Path = Path("/")) -> Facts:
         physical=sizes.get("MemTotal"),
         linux=True,
         levels=levels,
-        can_limit=_can_limit(levels),
         devices=tuple(nvidia.read_here()) if here else (),
         driver=_driver(root),
         nvml=here and nvidia.open_nvml() is not None,
@@ -102,7 +114,12 @@ def read_facts(root: Path = Path("/")) -> Facts:
         overcommit=_setting(root, "proc/sys/vm/overcommit_memory"),
         commit_limit=sizes.get("CommitLimit"),
         committed=sizes.get("Committed_AS"),
-        huge_pages=_chosen(linux.read_text(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+        huge_pages=_chosen(linux.read_text(root / _HUGE / "enabled")),
+        defrag=_chosen(linux.read_text(root / _HUGE / "defrag")),
+        blocks=_blocks(root),
+        proactive=_setting(root, "proc/sys/vm/compaction_proactiveness"),
+        zram=_zram(root),
+        zswap=_yes(linux.read_text(root / "sys/module/zswap/parameters/enabled")),
         files=_open_files(root),
     )
 
@@ -137,20 +154,6 @@ def _levels(facts: Facts) -> Iterator[Finding]:
         yield Finding("cgroups", f"no limit in {count} levels", "physical memory is the only limit")
 
 
-def _limits(facts: Facts) -> Iterator[Finding]:
-    if not facts.linux:
-        return
-    if facts.can_limit is None:
-        found, means = "no memory controller", "workers cannot get hard limits; the watchdog alone bounds them"
-    elif facts.can_limit:
-        yield Finding("worker limits", "cgroup is writable", "each worker can get a hard limit of its own")
-        return
-    else:
-        found = "cgroup is read-only"
-        means = "the watchdog alone bounds workers; `systemd-run --user --scope -p Delegate=yes` gives a writable one"
-    yield Finding("worker limits", found, means, Verdict.WARN)
-
-
 def _gpus(facts: Facts) -> Iterator[Finding]:
     for device in facts.devices:
         topic = f"GPU {device.pool}"
@@ -176,6 +179,9 @@ def _pressure(facts: Facts) -> Iterator[Finding]:
     psi, state = facts.snapshot.pressure, assess(facts.snapshot)
     known = {"some": psi.some_avg10, "full": psi.full_avg10}
     numbers = [f"{name} {value:g} %" for name, value in known.items() if value is not None]
+    level = host.binding_level(facts.physical, facts.levels)
+    if numbers and level is not None and level.version == 1:
+        numbers[-1] += " (of the whole machine: cgroup v1 has no figures of its own)"
     if facts.linux and not numbers:
         means = "thrashing is seen late, by available memory alone; boot with psi=1"
         yield Finding("pressure", "the kernel reports no stalls (PSI)", means, Verdict.WARN)
@@ -192,18 +198,27 @@ def _swap(facts: Facts) -> Iterator[Finding]:
     if total is None:
         return
     if total == 0:
-        yield Finding("swap", "none", "weights are never swapped out; passing the limit ends in an OOM kill at once")
+        means = "idle models are never swapped out; passing the limit ends in an OOM kill at once"
+        yield Finding("swap", "none", means)
         return
     found = f"{format_bytes(used)} of {format_bytes(total)} used"
-    if facts.swappiness is None:
+    if facts.swappiness is not None:
+        found += f", swappiness {facts.swappiness}"
+    if facts.zram:
+        found += f", {'all' if facts.zram >= total else format_bytes(facts.zram)} of it zram"
+    elif facts.zswap:
+        found += ", zswap before it"
+    if facts.zram is not None and facts.zram >= total:
+        # 2 to 8 % less for the pages of four weight files, 4-bit to fp32, by deflate; zram's own methods save less
+        means = "it is RAM itself: weights compress by less than a tenth, so an idle model gives back little there"
+        yield Finding("swap", found, means)
+    elif facts.swappiness is None:
         yield Finding("swap", found, "the system decides what goes there")
-        return
-    found += f", swappiness {facts.swappiness}"
-    if facts.swappiness >= 60:
+    elif facts.swappiness >= 60:
         means = "idle models may be swapped out, which is slower than loading them again; vm.swappiness=10 is better"
         yield Finding("swap", found, means, Verdict.WARN)
     else:
-        yield Finding("swap", found, "file cache goes before models do")
+        yield Finding("swap", found, "file cache goes first, and with it weights that are mapped from their file")
 
 
 def _overcommit(facts: Facts) -> Iterator[Finding]:
@@ -218,11 +233,29 @@ def _overcommit(facts: Facts) -> Iterator[Finding]:
 
 
 def _huge_pages(facts: Facts) -> Iterator[Finding]:
-    if facts.huge_pages == "always":
+    if facts.huge_pages == "always" and facts.defrag == "always":
+        means = f"an engine stands still while memory is put together for one; set /{_HUGE}/defrag to defer+madvise"
+        yield Finding("huge pages", "always, defrag always", means, Verdict.WARN)
+    elif facts.huge_pages == "always":
         means = "faster, and each mapping may take up to 2 MiB more than it needs: measured, so it is in the books"
         yield Finding("huge pages", "always", means)
+    elif facts.huge_pages == "never":
+        yield Finding("huge pages", "never", "large models compute somewhat slower; `madvise` costs others nothing")
     elif facts.huge_pages is not None:
-        yield Finding("huge pages", facts.huge_pages, "engines that ask for them get them, unless `never`")
+        yield Finding("huge pages", facts.huge_pages, "engines that ask for them get them")
+
+
+def _fragments(facts: Facts) -> Iterator[Finding]:
+    """Only where it is so, and where somebody wants huge pages: else it is of no matter."""
+    blocks = facts.blocks
+    if blocks is None or blocks.scattered < _SCATTERED or facts.huge_pages in (None, "never"):
+        return
+    found = f"{format_bytes(blocks.large)} of {format_bytes(blocks.free)} free memory could be huge pages"
+    if facts.proactive == 0:
+        found += "; vm.compaction_proactiveness=0 leaves it so"
+    means = "loads get small pages or wait for compaction; `sysctl vm.compact_memory=1` puts free memory together"
+    stalls = facts.huge_pages == "always" and facts.defrag == "always"
+    yield Finding("fragmentation", found, means, Verdict.WARN if stalls or facts.proactive == 0 else Verdict.OK)
 
 
 def _files(facts: Facts) -> Iterator[Finding]:
@@ -236,17 +269,26 @@ def _files(facts: Facts) -> Iterator[Finding]:
         yield Finding("open files", f"limit {facts.files}", "enough: a stream takes two")
 
 
-def _can_limit(levels: tuple[cgroup.Level, ...]) -> bool | None:
-    """None without a memory controller; else whether the innermost group lets us make groups below it."""
-    if not levels:
-        return None
-    inner = levels[0].directory
-    return os.access(inner, os.W_OK | os.X_OK) and os.access(inner / "cgroup.procs", os.W_OK)
-
-
 def _setting(root: Path, path: str) -> int | None:
     text = (linux.read_text(root / path) or "").strip()
     return int(text) if text.isdigit() else None
+
+
+def _blocks(root: Path) -> FreeBlocks | None:
+    """Free memory against the size of a huge page; None without either."""
+    size, text = _setting(root, f"{_HUGE}/hpage_pmd_size"), linux.read_text(root / "proc/buddyinfo")
+    return None if size is None or text is None else linux.parse_buddyinfo(text, size, os.sysconf("SC_PAGE_SIZE"))
+
+
+def _zram(root: Path) -> int | None:
+    text = linux.read_text(root / "proc/swaps")
+    if text is None:
+        return None
+    return sum(size for name, size in linux.parse_swaps(text).items() if Path(name).name.startswith("zram"))
+
+
+def _yes(text: str | None) -> bool | None:
+    return None if text is None else text.strip() in ("Y", "1")
 
 
 def _chosen(text: str | None) -> str | None:

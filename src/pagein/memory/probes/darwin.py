@@ -83,6 +83,7 @@ def snapshot_from(sysctl: str, vm_stat: str) -> MachineSnapshot:
         swap_used=None if swap is None else swap.used,
         pressure=Pressure(word=_WORDS.get(values.get("kern.memorystatus_vm_pressure_level", ""))),
         swapped_in=counters.get("Swapins"),
+        swapped_out=counters.get("Swapouts"),
     )
 
 

@@ -44,6 +44,7 @@ def combine(
         swap_used=host.swap_used,
         pressure=pressure,
         swapped_in=host.swapped_in,
+        swapped_out=host.swapped_out,
     )
 
 
@@ -66,7 +67,7 @@ def _ram(host: linux.HostMemory, total: int, levels: Sequence[cgroup.Level]) -> 
 
 
 def _pressure(root: Path, total: int | None, levels: Sequence[cgroup.Level]) -> Pressure:
-    """Stalls of the cgroup that limits us, where one does (v2); else of the whole machine."""
+    """Stalls of the cgroup that limits us, where one of v2 does; else, and for v1, those of the whole machine."""
     level = binding_level(total, levels)
     if level is not None:
         inside = linux.read_pressure(level.directory / "memory.pressure")

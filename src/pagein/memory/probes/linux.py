@@ -1,4 +1,4 @@
-"""What Linux says about the memory of the whole machine: ``/proc/meminfo``, ``/proc/vmstat``, PSI."""
+"""What Linux says about the whole machine: ``/proc/meminfo``, ``vmstat``, ``buddyinfo``, ``swaps``, PSI."""
 
 from __future__ import annotations
 
@@ -20,6 +20,21 @@ class HostMemory:
     swapped_in: int | None
     wsl: bool = False
     """True inside a WSL2 virtual machine, whose memory is a share of the Windows host's."""
+    swapped_out: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FreeBlocks:
+    """Free memory by how much of it stands together."""
+
+    free: int
+    large: int
+    """Bytes of it in blocks of at least the size asked for."""
+
+    @property
+    def scattered(self) -> float:
+        """Share of the free memory that is no use for such a block, 0 to 1: the kernel's unusable index."""
+        return 1 - self.large / self.free if self.free else 1.0
 
 
 def read_text(path: Path) -> str | None:
@@ -51,6 +66,30 @@ def parse_counters(text: str) -> dict[str, int]:
     return counters
 
 
+def parse_buddyinfo(text: str, block: int, page: int) -> FreeBlocks | None:
+    """Return the free memory of all zones in ``/proc/buddyinfo``, and what of it stands in blocks of ``block`` bytes.
+
+    Its columns count free blocks of 1, 2, 4, … pages. None where no line can be read.
+    """
+    free = large = 0
+    for line in text.splitlines():
+        _, zone, columns = line.partition("zone")
+        counts = columns.split()[1:]
+        if not zone or not counts or not all(count.isdigit() for count in counts):
+            continue
+        for order, count in enumerate(counts):
+            size = page << order
+            free += int(count) * size
+            large += int(count) * size if size >= block else 0
+    return FreeBlocks(free, large) if free else None
+
+
+def parse_swaps(text: str) -> dict[str, int]:
+    """Return the swap areas of ``/proc/swaps`` with their bytes."""
+    rows = (line.split() for line in text.splitlines()[1:])
+    return {row[0]: int(row[2]) * 1024 for row in rows if len(row) == 5 and row[2].isdigit()}
+
+
 def parse_pressure(text: str) -> Pressure:
     """Return the ten-second averages of ``/proc/pressure/memory`` or of a cgroup's ``memory.pressure``."""
     averages: dict[str, float] = {}
@@ -77,13 +116,17 @@ def read_host(root: Path = Path("/")) -> HostMemory:
     sizes = parse_meminfo(read_text(root / "proc/meminfo") or "")
     counters = parse_counters(read_text(root / "proc/vmstat") or "")
     swap_total, swap_free = sizes.get("SwapTotal"), sizes.get("SwapFree")
-    pages_in = counters.get("pswpin")
     release = read_text(root / "proc/sys/kernel/osrelease") or ""
     return HostMemory(
         total=sizes.get("MemTotal"),
         available=sizes.get("MemAvailable"),
         swap_total=swap_total,
         swap_used=None if swap_total is None or swap_free is None else swap_total - swap_free,
-        swapped_in=None if pages_in is None else pages_in * os.sysconf("SC_PAGE_SIZE"),
+        swapped_in=_pages(counters.get("pswpin")),
         wsl="microsoft" in release.lower(),
+        swapped_out=_pages(counters.get("pswpout")),
     )
+
+
+def _pages(count: int | None) -> int | None:
+    return None if count is None else count * os.sysconf("SC_PAGE_SIZE")

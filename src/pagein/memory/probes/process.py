@@ -42,6 +42,8 @@ class ProcessReading:
     rss: int
     pss: int
     peak: int
+    mapped: int | None = None
+    """Of ``pss``, the pages of files that are not locked in memory; None where the kernel does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ class TreeSampler:
                 self._known[pid] = replace(known, age=known.age + 1)
                 grown = max(0, moved)
                 held = known.reading
-                return ProcessReading(held.rss + grown, held.pss + grown, max(held.peak, peak or 0, held.rss + grown))
+                highest = max(held.peak, peak or 0, held.rss + grown)
+                return replace(held, rss=held.rss + grown, pss=held.pss + grown, peak=highest)
         # The first age differs by process, so that not all are walked at the same sample.
         return self._walk(pid, 0 if known is not None else pid % self.EVERY)
 
@@ -171,11 +174,13 @@ def read_process(pid: int, proc: Path = _PROC) -> ProcessReading | None:
     Without smaps_rollup (kernels before 4.14, another user's process) shared pages count in full: RSS stands for PSS.
     """
     status_rss, peak = _status(pid, proc)
-    rss, pss = parse_sizes(_read(f"{proc}/{pid}/smaps_rollup") or b"", b"Rss", b"Pss")
+    names = (b"Rss", b"Pss", b"Pss_File", b"Locked")
+    rss, pss, files, locked = parse_sizes(_read(f"{proc}/{pid}/smaps_rollup") or b"", *names)
     rss = status_rss if rss is None else rss
     if rss is None:
         return None
-    return ProcessReading(rss=rss, pss=rss if pss is None else pss, peak=max(rss, peak or 0))
+    mapped = None if files is None else max(0, files - (locked or 0))
+    return ProcessReading(rss=rss, pss=rss if pss is None else pss, peak=max(rss, peak or 0), mapped=mapped)
 
 
 def _status(pid: int, proc: Path = _PROC) -> tuple[int | None, int | None]:
@@ -206,7 +211,8 @@ def _sum(readings: Mapping[int, ProcessReading | None], gpu: GpuUse, shared: fro
     # Device allocations of an integrated GPU are in no process's resident set.
     extra = sum(size for pool, size in on_gpu.items() if pool in shared)
     own = {pool: size for pool, size in on_gpu.items() if pool not in shared}
-    return TreeReading(pids=tuple(there), ram=ram + extra, ram_peak=peak + extra, gpu=own)
+    mapped = [reading.mapped for reading in there.values() if reading.mapped is not None]
+    return TreeReading(tuple(there), ram + extra, peak + extra, own, sum(mapped) if mapped else None)
 
 
 def _gpu_of(pids: Iterable[int], gpu: GpuUse) -> dict[str, int]:

@@ -1,0 +1,1 @@
+"""A real daemon with fake engines under everything that goes wrong: chaos, kills of the daemon, endurance."""

@@ -1,0 +1,124 @@
+"""Applies an edited configuration: untouched models keep running, changed ones drain and return (row W11)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from pagein.catalog.model import ModelEntry
+from pagein.catalog.observed import PeakStore
+from pagein.catalog.resolve import resolve
+from pagein.config.schema import Settings
+from pagein.daemon.inbox import Inbox
+from pagein.daemon.roster import Roster
+from pagein.daemon.states import limits, model_state
+from pagein.gateway.ports import ReloadView
+from pagein.memory.budget import PoolBudget, resolve_budgets
+from pagein.memory.probes.host import read_machine
+from pagein.memory.snapshot import MachineSnapshot
+from pagein.scheduler import events as ev
+from pagein.scheduler.state import ModelState
+
+_log = logging.getLogger("pagein.reload")
+
+AT_START_ONLY = ("state_dir", "server", "supervisor.limits", "supervisor.adopt", "scheduler.sample_every")
+"""Keys that are read when the daemon starts."""
+
+
+class Reloader:
+    """Reads the configuration again and posts what changed; one reload at a time."""
+
+    def __init__(
+        self,
+        reread: Callable[[], Settings],
+        roster: Roster,
+        inbox: Inbox,
+        budgets: dict[str, PoolBudget],
+        peaks: PeakStore,
+        watched: frozenset[str],
+    ) -> None:
+        """``reread`` loads the same file, environment and command line anew; ``budgets`` is changed in place."""
+        self._reread, self._roster, self._inbox = reread, roster, inbox
+        self._budgets, self._peaks, self._watched = budgets, peaks, watched
+        self._turn = asyncio.Lock()
+
+    async def reload(self) -> ReloadView:
+        """Apply the file as it is now; raises ConfigError, and changes nothing, where it is wrong."""
+        async with self._turn:
+            fresh = await asyncio.to_thread(self._reread)
+            machine = await asyncio.to_thread(read_machine)
+            budgets = resolve_budgets(machine, fresh.budget)
+            old = self._roster.settings
+            changed = {n for n, model in fresh.models.items() if old.models.get(n) != model or self._is_broken(n)}
+            entries = await asyncio.to_thread(self._resolve, fresh, changed, machine)
+            view = _compare(old, fresh)
+            self._apply(fresh, entries, budgets)
+        _log.info("reloaded: %s", describe(view))
+        return view
+
+    def _is_broken(self, name: str) -> bool:
+        """A model that could not be served is looked at again: its file may be there now."""
+        entry = self._roster.entries.get(name)
+        return entry is not None and entry.problem is not None
+
+    def _resolve(self, fresh: Settings, names: set[str], machine: MachineSnapshot) -> dict[str, ModelEntry]:
+        return {name: resolve(name, fresh.models[name], machine, self._peaks) for name in sorted(names)}
+
+    def _apply(self, fresh: Settings, entries: dict[str, ModelEntry], budgets: dict[str, PoolBudget]) -> None:
+        gone = frozenset(name for name in self._roster.settings.models if name not in fresh.models)
+        self._roster.expect(fresh, entries)
+        self._budgets.update(budgets)
+        states: dict[str, ModelState] = {
+            name: model_state(fresh, entry, self._peaks) for name, entry in entries.items()
+        }
+        self._inbox.post(
+            ev.Reconfigured(states, gone, limits(fresh, self._watched), {n: b.bytes for n, b in budgets.items()})
+        )
+        for name, state in states.items():
+            if state.priority == "high" and state.problem is None:
+                self._inbox.post(ev.LoadWanted(name, speculative=True))
+
+
+def describe(view: ReloadView) -> str:
+    """What changed, in one line."""
+    parts = [
+        f"{word} {', '.join(names)}"
+        for word, names in (
+            ("added", view.added),
+            ("changed", view.changed),
+            ("removed", view.removed),
+            ("settings", view.settings),
+            ("at the next start only:", view.needs_restart),
+        )
+        if names
+    ]
+    return "; ".join(parts) or "nothing changed"
+
+
+def _compare(old: Settings, fresh: Settings) -> ReloadView:
+    known, now = old.models, fresh.models
+    before, after = _flat(old), _flat(fresh)
+    keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    late = [key for key in keys if key.startswith(AT_START_ONLY)]
+    return ReloadView(
+        added=[name for name in now if name not in known],
+        changed=[name for name in now if name in known and known[name] != now[name]],
+        removed=[name for name in known if name not in now],
+        unchanged=[name for name in now if known.get(name) == now[name]],
+        settings=[key for key in keys if key not in late],
+        needs_restart=late,
+    )
+
+
+def _flat(settings: Settings) -> dict[str, object]:
+    """Keys outside `models`, dotted."""
+    flat: dict[str, object] = {}
+    for key, value in settings:
+        if key == "models":
+            continue
+        if hasattr(value, "model_fields_set"):
+            flat |= {f"{key}.{inner}": item for inner, item in value}
+        else:
+            flat[key] = value
+    return flat
