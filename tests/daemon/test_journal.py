@@ -23,10 +23,10 @@ def test_traffic_does_not_push_out_loads_and_evictions():
     """Thousands of grants leave the reason of the last load readable."""
     journal = Journal()
     journal.on_step(ev.Ticked(), [Load("a", {"ram": 4}, "fits")])
-    for i in range(3 * KEPT):
+    for i in range(3 * KEPT["traffic"]):
         journal.on_step(ev.Ticked(), [Grant(i, "a", "resident")])
     assert "load" in {d.kind for d in journal.last("a", 10_000)}
-    assert len(journal.last("a", 10_000)) == KEPT + 1
+    assert len(journal.last("a", 10_000)) == KEPT["traffic"] + 1
 
 
 async def test_a_slow_subscriber_loses_the_oldest_and_nobody_waits_for_it():
@@ -47,10 +47,10 @@ def test_refusals_do_not_push_out_loads_and_evictions():
     """A client that hammers a full queue leaves the reason of the last load readable, and of its own last refusals."""
     journal = Journal()
     journal.on_step(ev.Ticked(), [Load("a", {"ram": 4}, "fits")])
-    for i in range(3 * KEPT):
+    for i in range(3 * KEPT["refusals"]):
         journal.on_step(ev.Ticked(), [Refuse(i, "a", QueueFull("a", 2, 2)), Grant(i, "a", "resident")])
     kinds = [d.kind for d in journal.last("a", 10_000)]
-    assert (kinds[0], kinds.count("refuse"), kinds.count("grant")) == ("load", KEPT, KEPT)
+    assert (kinds[0], kinds.count("refuse"), kinds.count("grant")) == ("load", KEPT["refusals"], KEPT["traffic"])
 
 
 def test_what_happened_stands_before_what_was_decided_because_of_it():

@@ -107,3 +107,18 @@ def test_a_second_sigterm_does_not_disturb_the_stop(monkeypatch):
 
     assert live(monkeypatch, Slow)[0] == 0
     assert Slow.stops == 1
+
+
+def test_a_second_sigterm_does_not_stop_the_stopping(monkeypatch):
+    """A daemon of several threads that is killed sends one for each; the engine is stopped all the same."""
+
+    class Asked(Good):
+        def wait(self):
+            handler = signal.getsignal(signal.SIGTERM)
+            try:
+                handler(signal.SIGTERM, None)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)  # ignored from the first one on
+
+    code, _ = live(monkeypatch, Asked)
+    assert (code, Asked.stops) == (0, 1)

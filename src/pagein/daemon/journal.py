@@ -29,11 +29,11 @@ from pagein.scheduler.actions import (
 
 _log = logging.getLogger("pagein.decisions")
 
-KEPT = 500
-"""Decisions kept per model and drawer."""
-
 DRAWERS = {"grant": "traffic", "wait": "traffic", "refuse": "refusals"}
 """Kinds that are kept apart from the rest, so that traffic does not push out loads and evictions."""
+
+KEPT = {"": 200, "traffic": 100, "refusals": 100}
+"""Decisions kept per model and drawer; each takes about a kilobyte."""
 
 SUBSCRIBER_BACKLOG = 1000
 """Decisions that a slow subscriber may lag behind before it loses the oldest."""
@@ -103,7 +103,7 @@ class Journal:
         """Keep one decision, log it and tell the subscribers."""
         decision = Decision(next(self._seq), time.time(), kind, model, reason, request_id, data or {})
         drawer = DRAWERS.get(kind, "")
-        self._kept.setdefault((model, drawer), deque(maxlen=KEPT)).append(decision)
+        self._kept.setdefault((model, drawer), deque(maxlen=KEPT[drawer])).append(decision)
         _log.log(logging.DEBUG if drawer == "traffic" else logging.INFO, "%s %s: %s", kind, model or "-", reason)
         for queue in self._subscribers:
             if queue.full():

@@ -46,13 +46,15 @@ def run(spec: WorkerSpec, control: Control, before_ready: Callable[[], None] | N
         traceback.print_exc()
         control.send(Failed(spec.token, f"{type(error).__name__}: {error}"))
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # asked once is enough; the daemon kills what takes too long
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the daemon kills what takes too long
         if engine is not None:
             engine.stop()
     return 1
 
 
 def _raise_stopping(number: int, frame: FrameType | None) -> None:
+    """Once: the kernel sends it again for each thread of a daemon that dies, and a second one would stop the stopping."""
+    signal.signal(number, signal.SIG_IGN)
     raise Stopping
 
 
