@@ -46,7 +46,7 @@ class Upstreams:
         the moment it is used again, which shows as a reused connection that ends without a byte of answer. Only then
         the call is sent again.
         """
-        session = self._session(lease)
+        session = await self._session(lease)
         url = _url(lease.endpoint, PATHS[call.capability])
         headers = {"Content-Type": call.content_type, "Accept-Encoding": "identity", "X-Request-Id": request_id.get()}
         for attempt in range(1, _ATTEMPTS + 1):
@@ -70,14 +70,14 @@ class Upstreams:
         for _, session in pools.values():
             await session.close()
 
-    def _session(self, lease: Lease) -> aiohttp.ClientSession:
+    async def _session(self, lease: Lease) -> aiohttp.ClientSession:
         known = self._pools.get(lease.model)
         if known is not None and known[0] == lease.endpoint:
             return known[1]
         fresh = _open(lease.endpoint)
         self._pools[lease.model] = (lease.endpoint, fresh)
         if known is not None:
-            known[1].detach()  # its worker is gone, and the sockets of a process that ended are closed already
+            await known[1].close()  # its worker is gone
         return fresh
 
 
