@@ -178,3 +178,25 @@ async def test_a_grant_in_the_moment_of_leaving_is_given_back(desk: FakeDesk, se
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert await desk.settled() == [499]
+
+
+async def finished_but_open(request: web.Request) -> web.StreamResponse:
+    """Send a whole stream with its mark, and do not end the answer."""
+    response = await begin(request, "text/event-stream")
+    await response.write(b'data: {"one": 1}\n\ndata: [DONE]\n\n')
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_leaving_at_the_mark_of_the_end_is_an_answered_request(
+    desk: FakeDesk, worker: FakeWorker, serve: Serve
+) -> None:
+    """Many clients close there: they have their whole answer, and the worker did its work."""
+    worker.answer = finished_but_open
+    gateway = await serve()
+    client = await RawClient.connect(gateway.port)
+    path = PATHS[Capability.CHAT]
+    await client.send(path, *request_for(path, stream=True))
+    await client.until(b"[DONE]")
+    await client.leave()
+    assert await desk.settled() == [200]

@@ -65,7 +65,7 @@ class Proxy:
         if call.wishes.context is not None:  # before it waits, so that no load begins for what is refused then
             check_context(call, next((m.context for m in self._desk.status().models if m.name == call.model), None))
         lease = await self._lease(call, reply)
-        with Use(self._desk, lease) as use:
+        with Use(self._desk, lease, reply) as use:
             visit.granted(lease)
             check_context(call, lease.context)
             try:
@@ -130,9 +130,10 @@ class Proxy:
 class Use:
     """A lease in use, given back exactly once with the status that its client saw."""
 
-    def __init__(self, desk: Desk, lease: Lease) -> None:
+    def __init__(self, desk: Desk, lease: Lease, reply: Reply) -> None:
         self._desk = desk
         self._lease = lease
+        self._reply = reply
         self._since = time.monotonic()
         self.status = CLIENT_LEFT
 
@@ -145,7 +146,7 @@ class Use:
         if isinstance(error, PageinError):
             self.status = error.http_status
         elif isinstance(error, ConnectionError | asyncio.CancelledError):
-            self.status = CLIENT_LEFT
+            self.status = 200 if self._reply.told_all else CLIENT_LEFT
         elif error is not None:
             self.status = 500
         self._desk.release(self._lease, self.status, time.monotonic() - self._since)

@@ -113,6 +113,7 @@ async def _relay_events(
             break
     if rest := events.rest():
         await _pass(rest, reply, silence)
+    reply.told_all = events.fault is None and (events.done or events.finished)
     if events.fault is not None:
         raise BadAnswer(f"the worker of {call.model!r} sent {events.fault}", model=call.model)
     if events.done:

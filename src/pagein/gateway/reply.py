@@ -25,6 +25,8 @@ class Reply:
         self._events = False
         self.writing = False
         """The client is being waited for, not the worker."""
+        self.told_all = False
+        """The mark of the stream's end went out: many clients close there, and have their answer."""
 
     @property
     def begun(self) -> bool:
