@@ -111,6 +111,9 @@ class WorkerSpec:
     """Engine options from the configuration, for example ``{"cache_ram": 0}``."""
     adopt_wait: float = 0.0
     """Seconds that it waits for the next daemon once this one is gone; 0 = it ends with this one."""
+    slots_dir: str | None = None
+    """A folder on a disk, readable by the owner only, where the engine makes one of its own for saved conversations;
+    None = in ``socket_dir``, which may lie in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,29 @@ class Hello:
 
     token: str
     pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateFacts:
+    """How the KV cache of this worker's conversations is saved and restored, and what a saved one depends on.
+
+    What lies in ``folder`` was written by the engine without any care: whoever keeps it checks, and removes the file.
+    """
+
+    way: str
+    """Who can talk to it; ``llama-slots`` = llama.cpp's slot files."""
+    folder: str
+    """Where the engine writes and reads the files: its own, readable by the owner only, removed by the daemon."""
+    slots: int
+    """Conversations that it holds at once."""
+    build: str
+    """Version and build of what computes."""
+    context: int | None
+    """Tokens that one conversation may use."""
+    kv_type_k: str
+    kv_type_v: str
+    layout: dict[str, str] = field(default_factory=dict)
+    """Whatever else two workers must have in common to read each other's files, beside the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +159,8 @@ class Ready:
     """Tokens that one request may use, as loaded; None where it has no meaning."""
     sleeps: bool = False
     """It has `SLEEP_PATH` and `WAKE_PATH`."""
+    state: StateFacts | None = None
+    """None where conversations cannot be saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +218,8 @@ def decode(line: bytes) -> Message | WorkerSpec | Adopt:
         if kind == "Ready":
             body["endpoint"] = Endpoint(**body["endpoint"])
             body["capabilities"] = [Capability(c) for c in body["capabilities"]]
+            if body.get("state") is not None:
+                body["state"] = StateFacts(**body["state"])
         return _KINDS[kind](**body)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"not a worker message: {line[:200]!r}") from error

@@ -83,6 +83,14 @@ def test_a_sliding_window_stops_growing() -> None:
     assert grown(llama(window, context=8192, checkpoints=3), parts) == pytest.approx(3 * 512 * 1024, abs=2)
 
 
+def test_a_window_that_is_kept_whole_grows_with_the_context() -> None:
+    """``swa_full`` gives the window layers a cell for every token."""
+    window = replace(LLAMA, kv_bytes_per_token=0, kv_window=512, kv_window_bytes=512 * 1024)
+    cut = llama(window, context=8192, checkpoints=0)
+    whole = llama(window, context=8192, checkpoints=0, swa_full=True)
+    assert grown(whole, cut) == pytest.approx((8192 - 768) * 1024, abs=2)
+
+
 def test_every_buffer_of_an_option_is_counted() -> None:
     """Prompt cache, micro-batch, scores without flash attention, repacked weights, a program of its own."""
     base = llama()

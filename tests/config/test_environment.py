@@ -139,7 +139,11 @@ def test_a_variable_over_a_section_that_is_no_section_leaves_the_files_fault():
 
 def test_every_key_has_a_variable():
     """What the reference page promises."""
-    keys = [(top, name) for top in ("server", "scheduler", "supervisor") for name in section_of((top,)).model_fields]
+    keys = [
+        (top, name)
+        for top in ("server", "scheduler", "supervisor", "state")
+        for name in section_of((top,)).model_fields
+    ]
     keys += [("models", "chat", name) for name in Model.model_fields if name not in ("env", "options")]
     named = {variable_name(key): "x" for key in keys}
     with pytest.raises(ConfigError) as caught:

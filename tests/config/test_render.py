@@ -15,7 +15,7 @@ from pagein.config.source import read_value
 from pagein.units import parse_bytes, parse_duration
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = [section_of((name,)) for name in ("server", "scheduler", "supervisor")]
+SECTIONS = [section_of((name,)) for name in ("server", "scheduler", "supervisor", "state")]
 FIELDS = {name: field for section in (Settings, Model, *SECTIONS) for name, field in section.model_fields.items()}
 UNSET = [n for n, line in enumerate(render_example().splitlines()) if re.match(r" *#[a-z]", line)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ from aiohttp import web
 
 from pagein.config.schema import Server
 from pagein.gateway.app import make_app, make_runner
+from pagein.gateway.session_ports import Sessions
 from pagein.protocol import Endpoint
+from pagein.sessions.retention import Bounds
+from pagein.sessions.store import SessionStore
 from tests.gateway.fakes import FakeDesk, FakeWorker
 
 NO_HEARTBEAT = 3600.0
@@ -36,6 +39,14 @@ class Served:
 
     def post(self, path: str, **more: Any) -> Any:
         return self.session.post(self.url + path, **more)
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Iterator[SessionStore]:
+    """An empty store of conversations."""
+    store = SessionStore.open(tmp_path / "c.sqlite", Bounds(64 * 1024**2, 1e9))
+    yield store
+    store.close()
 
 
 Serve = Callable[..., Awaitable[Served]]
@@ -67,9 +78,9 @@ async def serve(desk: FakeDesk) -> AsyncIterator[Serve]:
     runners: list[web.AppRunner] = []
     async with aiohttp.ClientSession() as session:
 
-        async def start(**settings: Any) -> Served:
+        async def start(sessions: Sessions | None = None, **settings: Any) -> Served:
             server = Server(**{"heartbeat": NO_HEARTBEAT, **settings})
-            runner = make_runner(make_app(desk, server, "1.2"), grace=0)
+            runner = make_runner(make_app(desk, server, "1.2", sessions), grace=0)
             runners.append(runner)
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -12,7 +12,18 @@ from dataclasses import dataclass, field, replace
 from aiohttp import web
 
 from pagein.errors import CapabilityMissing, LeaseNotFound, ModelNotFound, PageinError, WorkerDied
-from pagein.gateway.ports import Decision, Lease, ModelView, PlanView, PoolView, ReloadView, RoomView, StatusView
+from pagein.gateway.ports import (
+    Decision,
+    Lease,
+    ModelView,
+    PlanView,
+    PoolView,
+    Prepared,
+    ReloadView,
+    RoomView,
+    StatusView,
+)
+from pagein.kv.reuse import Counted
 from pagein.protocol import PATHS, Capability, Endpoint
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -46,6 +57,9 @@ class FakeDesk:
     log: str = "/nowhere"
     view_facts: dict[str, object] = field(default_factory=dict)
     """Changes of every model's view."""
+    prepared: Prepared = field(default_factory=lambda: Prepared(b""))
+    """What `prepare` gives, with the body that it got."""
+    accounted: list[tuple[Prepared, Counted | None]] = field(default_factory=list)
     printed: dict[str, list[str]] = field(default_factory=dict)
     """Last lines of output, by model."""
 
@@ -127,6 +141,12 @@ class FakeDesk:
 
     async def why_gone(self, lease: Lease) -> PageinError:
         return self.why
+
+    async def prepare(self, lease: Lease, path: str, body: bytes) -> Prepared:
+        return replace(self.prepared, body=body)
+
+    def account(self, lease: Lease, prepared: Prepared, counted: Counted | None) -> None:
+        self.accounted.append((prepared, counted))
 
     def last_lines(self, model: str) -> list[str]:
         return self.printed.get(model, [])

@@ -12,6 +12,7 @@ from pagein.gateway.app import make_app, make_runner
 from pagein.gateway.metrics import Metrics
 from pagein.gateway.proxy import Proxy
 from pagein.gateway.upstream import Upstreams
+from pagein.gateway.waiting import patiently
 from pagein.protocol import PATHS, Capability
 from tests.gateway.conftest import NO_HEARTBEAT, Serve
 from tests.gateway.fakes import ALL_PATHS, STREAM_PATHS, FakeDesk, FakeWorker, RawClient, begin, eventually, request_for
@@ -169,7 +170,7 @@ async def test_a_grant_in_the_moment_of_leaving_is_given_back(desk: FakeDesk, se
     desk.gate.clear()
     acquiring = desk.acquire("m", Capability.CHAT)
     waiting = asyncio.create_task(
-        proxy._patiently(acquiring, None, lambda: "", proxy._give_back_unused)  # type: ignore[arg-type]
+        patiently(acquiring, None, NO_HEARTBEAT, lambda: "", proxy._give_back_unused)  # type: ignore[arg-type]
     )
     await next_request(desk)
     desk.gate.set()

@@ -115,3 +115,16 @@ def test_a_comment_is_one_line() -> None:
 def test_an_event_is_one_line_of_data() -> None:
     """Values with line ends stay inside the JSON text."""
     assert sse.event({"a": "x\ny\u2028"}, 7) == 'id: 7\ndata: {"a": "x\\ny\u2028"}\n\n'.encode()
+
+
+def test_events_are_split_with_their_data() -> None:
+    """Each complete event comes as it stands, whatever its line ends, with its data; a comment has none."""
+    whole = b': hi\n\ndata: {"a": 1}\n\nevent: x\r\ndata: 1\r\ndata: 2\r\n\r\ndata: [DONE]\n\n'
+    pieces = list(sse.split(whole))
+    assert b"".join(raw for raw, _ in pieces) == whole
+    assert [data for _, data in pieces] == [b"", b'{"a": 1}', b"1\n2", sse.END]
+
+
+def test_an_event_has_its_name_and_any_text() -> None:
+    """A named event, and half an emoji in it, which UTF-8 has no bytes for."""
+    assert sse.event({"a": "\ud83d"}, name="x") == b'event: x\ndata: {"a": "\\ud83d"}\n\n'

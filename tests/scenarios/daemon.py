@@ -65,6 +65,7 @@ class Running:
         supervisor: str = "",
         enter: Path | None = None,
         arguments: Sequence[str] = (),
+        state: str = "",
     ) -> None:
         """``more`` are lines of the scheduler's section; the daemon starts in the cgroup ``enter``."""
         self.folder, self.state = folder, folder / "state"
@@ -73,6 +74,7 @@ class Running:
             f"budget: {budget}\nstate_dir: state\nserver:\n  port: 0\n  heartbeat: 50ms\n{server}"
             f"scheduler:\n  sample_every: 50ms\n{more}"
             + (f"supervisor:\n{supervisor}" if supervisor else "")
+            + (f"state: {state}\n" if state else "")
             + f"models:\n{models}"
         )
         self.log = (folder / "daemon.log").open("ab")

@@ -83,7 +83,7 @@ class Chaos(RuleBasedStateMachine):
         self.world.finish(data.draw(st.sampled_from(sorted(self.world.granted))), silent=True)
 
     @precondition(lambda self: self.world.dozing)
-    @rule(data=st.data(), kept=st.integers(0, 12))
+    @rule(data=st.data(), kept=st.integers(1, 12))
     def falls_asleep(self, data, kept):
         name = data.draw(st.sampled_from(self.world.dozing))
         self.world.sleeps(name, min(kept, self.world.state.held(name)["ram"]))

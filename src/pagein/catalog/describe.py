@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from pagein.catalog.attention import attention_of
 from pagein.catalog.bounded import bad
 from pagein.catalog.ctranslate2 import read_ctranslate2
 from pagein.catalog.folder import files_in, inside
@@ -45,6 +46,7 @@ def describe_gguf(path: Path) -> ModelInfo:
         metadata={
             "name": _text(header, "general.name"),
             "kind": _text(header, "general.type"),
+            "attention": attention_of(header).value,
             "bytes_by_type": by_type,
             "token_embedding_bytes": sum(embeddings),
         },

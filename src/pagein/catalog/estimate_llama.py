@@ -105,7 +105,8 @@ def _cache(info: ModelInfo, shape: _Shape, options: Mapping[str, object]) -> int
     full = shape.cells * (info.kv_bytes_per_token or 0)
     window = 0
     if info.kv_window:
-        kept = min(shape.cells, _round_up(info.kv_window + shape.ubatch))
+        cut = min(shape.cells, _round_up(info.kv_window + shape.ubatch))
+        kept = shape.cells if options.get("swa_full") is True else cut
         window = kept * (info.kv_window_bytes // info.kv_window)
     types = (_against_f16(options.get("cache_type_k")) + _against_f16(options.get("cache_type_v"))) / 2
     return int(shape.parallel * ((full + window) * types + info.state_bytes))

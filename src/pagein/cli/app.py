@@ -31,6 +31,7 @@ COMMANDS: dict[str, Entry] = {
     "check": Entry("Validate a configuration and say what fits, what pages and what never fits.", "Set up and serve"),
     "doctor": Entry("Say what this machine has and what that means for Pagein.", "Set up and serve"),
     "run": Entry("Send a prompt, a recording or an image to a model and print its answer.", "Use models"),
+    "chat": Entry("Talk with a model; the conversation is kept, and goes on whenever you come back.", "Use models"),
     "load": Entry("Load a model without using it.", "Use models"),
     "unload": Entry("Unload a model once nobody uses it.", "Use models"),
     "pin": Entry("Keep a model in memory whatever happens.", "Use models"),
@@ -41,6 +42,7 @@ COMMANDS: dict[str, Entry] = {
     "explain": Entry("Say what was decided about a model, and why.", "Look inside"),
     "plan": Entry("Say what loading a model now would do, without doing it.", "Look inside"),
     "logs": Entry("Print the log of a model.", "Look inside"),
+    "state": Entry("List, delete or export the conversations that are kept.", "Look inside"),
     "version": Entry("Print the version.", "Look inside"),
 }
 """Every command. Its function has its name and lives in ``pagein.cli.<name>``; its docstring starts so."""

@@ -15,9 +15,21 @@ from urllib.parse import quote
 import aiohttp
 
 from pagein.cli.address import KEY_VARIABLE, Daemon
-from pagein.cli.decode import decision_of, error_of, plan_of, reload_of, room_of, rooms_of, status_of, stranger
-from pagein.errors import DaemonUnreachable, ModelNotFound, PageinError, Unauthorized
+from pagein.cli.decode import (
+    decision_of,
+    error_of,
+    plan_of,
+    reload_of,
+    room_of,
+    rooms_of,
+    status_of,
+    stranger,
+    thread_of,
+    threads_of,
+)
+from pagein.errors import ConversationNotFound, DaemonUnreachable, ModelNotFound, PageinError, Unauthorized
 from pagein.gateway.ports import Decision, PlanView, ReloadView, RoomView, StatusView
+from pagein.history import Thread
 
 T = TypeVar("T")
 _CONNECT_SECONDS = 5.0
@@ -106,9 +118,34 @@ class Client:
         async with self._open("POST", path, **payload) as response:
             return await response.json(content_type=None)
 
-    async def stream(self, path: str, body: dict[str, object]) -> AsyncIterator[Any]:
+    async def threads(self) -> list[Thread]:
+        """Return the conversations that are kept, last used first."""
+        return threads_of(await self._ask("/api/state/conversations"))
+
+    async def thread(self, name: str) -> Thread | None:
+        """Return a conversation by its id, or a session by its name; None where there is none."""
+        try:
+            return thread_of(await self._ask(f"/api/state/conversations/{quote(name, safe='')}"))
+        except ConversationNotFound:
+            return None
+
+    async def forget(self, thread: str) -> None:
+        """Delete a conversation by its id, or a session by its name."""
+        async with self._open("DELETE", f"/api/state/conversations/{quote(thread, safe='')}"):
+            pass
+
+    async def export(self, thread: str | None) -> AsyncIterator[bytes]:
+        """Yield one conversation, or all, as lines of JSON."""
+        query = {"conversation": thread} if thread is not None else {}
+        async with self._open("GET", "/api/state/export", params=query) as response:
+            async for chunk in response.content.iter_any():
+                yield chunk
+
+    async def stream(
+        self, path: str, body: dict[str, object], headers: dict[str, str] | None = None
+    ) -> AsyncIterator[Any]:
         """Send one request to a model and yield the JSON events that it streams."""
-        async with self._open("POST", path, json=body) as response:
+        async with self._open("POST", path, json=body, headers=headers) as response:
             async for data in _sse(response):
                 event = json.loads(data)
                 if isinstance(event, dict) and "error" in event:

@@ -17,6 +17,7 @@ from pagein.gateway.ports import (
     RoomView,
     StatusView,
 )
+from pagein.history import Thread
 
 T = TypeVar("T")
 
@@ -42,6 +43,16 @@ def room_of(body: Any) -> RoomView:
 def reload_of(body: Any) -> ReloadView:
     """Read the answer of ``/api/reload``."""
     return _value(ReloadView, body)
+
+
+def threads_of(body: Any) -> list[Thread]:
+    """Read the answer of ``GET /api/state/conversations``."""
+    return [thread_of(thread) for thread in _list(body, "conversations")]
+
+
+def thread_of(body: Any) -> Thread:
+    """Read one conversation."""
+    return _value(Thread, body)
 
 
 def plan_of(body: Any) -> PlanView:

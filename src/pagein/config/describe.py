@@ -85,7 +85,11 @@ def written(value: Any, kind: str = "") -> str:
     if kind.startswith("duration") and value == math.inf:
         return "-1"
     if kind.startswith("duration") and isinstance(value, float):
-        return _in_units(round(value * 1000), [("h", 3600_000), ("m", 60_000), ("s", 1000)], "ms") if value else "0s"
+        return (
+            _in_units(round(value * 1000), [("d", 86400_000), ("h", 3600_000), ("m", 60_000), ("s", 1000)], "ms")
+            if value
+            else "0s"
+        )
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_flow(str(k))}: {_flow(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):

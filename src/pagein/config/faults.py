@@ -111,7 +111,7 @@ def _fields_of(key: Key) -> Iterable[str]:
 
 def is_secret(key: Key) -> bool:
     """Tell whether a value must not be repeated in a message."""
-    return key[-1:] == ("api_key",) or "env" in key[2:]
+    return key in (("server", "api_key"), ("state", "salt")) or "env" in key[2:]
 
 
 def words(error: ErrorDetails, key: Key, value: object) -> str:

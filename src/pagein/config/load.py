@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from pagein.config.environment import Override, read_environment
 from pagein.config.faults import Fault, Key, Origin, config_error, shown, unknown_key, words
 from pagein.config.schema import ALIASES, Settings
+from pagein.config.sections import state_switch
 from pagein.config.source import MAX_BYTES, Tree, read_text
 from pagein.errors import ConfigError
 from pagein.units import format_bytes
@@ -73,6 +74,7 @@ class _Document:
             )
         self._fill_empty()
         self._unfold_budget()
+        self._unfold_state()
         for name in self.models():
             self._rename_aliases(name)
 
@@ -138,6 +140,11 @@ class _Document:
         if isinstance(budget, str | int | float):
             self.value["budget"] = {"ram": budget}
             self.origins["budget", "ram"] = self.origins["budget",]
+
+    def _unfold_state(self) -> None:
+        if (switched := state_switch(self.value.get("state"))) is not None:
+            self.value["state"] = {"enabled": switched}
+            self.origins["state", "enabled"] = self.origins["state",]
 
     def _rename_aliases(self, name: str) -> None:
         model = self.value["models"][name]

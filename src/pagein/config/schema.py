@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import platformdirs
 from pydantic import AfterValidator, Field, model_validator
 
-from pagein.config.sections import LimitMode, Scheduler, Section, Server, Supervisor, rule
+from pagein.config.sections import LimitMode, Scheduler, Section, Server, State, Supervisor, rule, state_switch
 from pagein.config.values import (
     Command,
     Count,
@@ -42,6 +42,7 @@ __all__ = [
     "Section",
     "Server",
     "Settings",
+    "State",
     "Supervisor",
     "section_of",
 ]
@@ -269,6 +270,9 @@ class Settings(Section):
     server: Server = Field(default_factory=Server, description="The HTTP door.")
     scheduler: Scheduler = Field(default_factory=Scheduler, description="Waiting and eviction.")
     supervisor: Supervisor = Field(default_factory=Supervisor, description="Worker processes.")
+    state: State = Field(
+        default_factory=State, description="Conversations and snapshots; `off` switches all of it off."
+    )
     models: dict[ModelName, Model] = Field(
         default_factory=dict, description="The models, by the name that clients use."
     )
@@ -278,6 +282,13 @@ class Settings(Section):
     def _budget_shorthand(cls, value: Any) -> Any:
         if isinstance(value, dict) and isinstance(value.get("budget"), str | int | float):
             value = {**value, "budget": {"ram": value["budget"]}}
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _state_switch(cls, value: Any) -> Any:
+        if isinstance(value, dict) and (switched := state_switch(value.get("state"))) is not None:
+            value = {**value, "state": {"enabled": switched}}
         return value
 
     @model_validator(mode="after")
@@ -314,6 +325,8 @@ def section_of(key: tuple[str | int, ...]) -> type[Section] | None:
             return Scheduler
         case ("supervisor",):
             return Supervisor
+        case ("state",):
+            return State
         case ("models", _):
             return Model
     return None

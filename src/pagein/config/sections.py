@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from pagein.config.values import ComputeLock, Count, Duration, Kind, Margin, Size
+from pagein.config.values import ComputeLock, Count, Duration, Kind, Margin, Size, SizeOrShare
 
 
 def rule(message: str, *keys: str) -> PydanticCustomError:
@@ -155,3 +155,41 @@ class Supervisor(Section):
                 "backoff_first",
             )
         return self
+
+
+def state_switch(wish: object) -> bool | None:
+    """Return what ``state: off`` and ``state: on`` mean; None for anything else."""
+    if isinstance(wish, str):
+        return {"on": True, "off": False}.get(wish.strip().lower())
+    return wish if isinstance(wish, bool) else None
+
+
+class State(Section):
+    """What outlives a model's stay in memory: conversations, and snapshots of their KV caches."""
+
+    enabled: bool = Field(
+        True, description="Keep conversations and snapshots. `false`: nothing of them is written or read."
+    )
+    retain: Duration = Field(
+        30 * 86400.0, gt=0, description="How long a conversation and its snapshots are kept after their last use."
+    )
+    history_bytes: Size = Field(
+        1024**3,
+        ge=1024**2,
+        description="Most that the file of conversations may take; those used longest ago leave first.",
+    )
+    disk: SizeOrShare | None = Field(
+        None,
+        description="Most that snapshots may take on the disk: a size, or a share of what is free there.",
+        examples=["20GiB"],
+        json_schema_extra={"absent": "20 GiB or 10 % of what is free, whichever is less"},
+    )
+    salt: str | None = Field(
+        None,
+        min_length=8,
+        repr=False,
+        description="What conversations and snapshots are kept apart by, in place of `server.api_key`: "
+        "with it they stay when the key changes. Better kept in the variable `PAGEIN_STATE__SALT`.",
+        examples=["a-long-random-text"],
+        json_schema_extra={"absent": "the key, where there is one"},
+    )

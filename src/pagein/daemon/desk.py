@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pagein.daemon.fleet import Fleet
 from pagein.daemon.inbox import Inbox
 from pagein.daemon.journal import Journal
+from pagein.daemon.keeper import Keeper
 from pagein.daemon.reload import Reloader
 from pagein.daemon.rooms import Rooms
 from pagein.daemon.roster import Roster
@@ -29,7 +30,8 @@ from pagein.errors import (
     WorkerHung,
     WorkerTimeout,
 )
-from pagein.gateway.ports import Decision, Lease, PlanView, ReloadView, RoomView, StatusView
+from pagein.gateway.ports import Decision, Lease, PlanView, Prepared, ReloadView, RoomView, StatusView
+from pagein.kv.reuse import Counted
 from pagein.protocol import Capability
 from pagein.residency.lifecycle import State
 from pagein.scheduler import ModelState
@@ -71,8 +73,9 @@ class DaemonDesk:
         view: View,
         rooms: Rooms,
         reloader: Reloader | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
-        self._roster, self._rooms, self._reloader = roster, rooms, reloader
+        self._roster, self._rooms, self._reloader, self._keeper = roster, rooms, reloader, keeper
         self._inbox, self._fleet, self._journal, self._view = inbox, fleet, journal, view
         self._ids = itertools.count(1)
         self._tickets: dict[int, _Ticket] = {}
@@ -116,10 +119,9 @@ class DaemonDesk:
                 for table in (self._loads, self._unloads):
                     for name in list(table):
                         _resolve_all(table, name, ShuttingDown("the daemon is stopping"))
-            case ev.Reconfigured():
-                for table in (self._loads, self._unloads):
-                    for name in [n for n in table if n not in self._inbox.scheduler.state.models]:
-                        _resolve_all(table, name, ModelNotFound(name, self.names()))
+        for table in (self._loads, self._unloads):
+            for name in [n for n in table if n not in self._inbox.scheduler.state.models]:
+                _resolve_all(table, name, ModelNotFound(name, self.names()))  # it went from the configuration
         for name in list(self._loads):
             model = self._model(name)
             if model.state is State.RESIDENT and not model.unload_wanted:
@@ -175,6 +177,21 @@ class DaemonDesk:
             load_seconds=model.load_seconds if model.loads > ticket.loads else None,
             evicted=tuple(ticket.evicted),
         )
+
+    async def prepare(self, lease: Lease, path: str, body: bytes) -> Prepared:
+        """Bring back what was saved of a conversation; see `Desk.prepare`."""
+        return await self._keeper.prepare(lease.model, path, body) if self._keeper is not None else Prepared(body)
+
+    def account(self, lease: Lease, prepared: Prepared, counted: Counted | None) -> None:
+        """Compare it with what the engine counted, and let `explain` tell it."""
+        if self._keeper is None or (prepared.tokens is None and prepared.miss is None):
+            return
+        unused = self._keeper.account(lease.model, prepared, counted)
+        told = [unused or prepared.reason or f"nothing restored: {prepared.miss}"]
+        if counted is not None:
+            told.append(f"the engine computed {counted.computed} of {counted.prompt} tokens")
+        data = {"restored": 0 if unused else prepared.restored, "miss": "unused" if unused else prepared.kind}
+        self._journal.record("state", lease.model, "; ".join(told), lease.request_id, dict(data))
 
     def release(self, lease: Lease, status: int, seconds: float) -> None:
         """Give a lease back and write the model's log line."""

@@ -5,53 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from pagein.catalog.model import ModelEntry
-from pagein.config.schema import Model
+from pagein.daemon.adoption import take_over
 from pagein.daemon.inbox import Inbox
+from pagein.daemon.keeper import Keeper
+from pagein.daemon.logs import ModelLogs
 from pagein.daemon.meter import Meter
-from pagein.daemon.release import Release
+from pagein.daemon.release import Leftovers, Release
 from pagein.daemon.roster import Roster
-from pagein.daemon.sleeper import SleepFailed, tell_to_sleep, tell_to_wake
+from pagein.daemon.sleeper import SleepFailed, put_to_sleep, tell_to_wake
+from pagein.daemon.specs import Specs
+from pagein.daemon.worker import Worker
 from pagein.errors import LoadFailed, PageinError, WorkerDied
-from pagein.protocol import Endpoint, Ready, WorkerSpec
+from pagein.protocol import Endpoint, Ready
 from pagein.scheduler import events as ev
-from pagein.scheduler.actions import Action, Kill, Load, Sleep, Stop, Wake
-from pagein.scheduler.intake import MOST_KEPT
+from pagein.scheduler.actions import Action, Kill, Load, Renewed, Sleep, Stop, Wake
 from pagein.supervisor.child import Child
-from pagein.supervisor.digest import worker_digest
-from pagein.supervisor.environment import worker_environment
-from pagein.supervisor.limits import Cell, Limiter, limit_for, outgrown, sacrificed
-from pagein.supervisor.log import ModelLog
+from pagein.supervisor.limits import Cell, Limiter, limit_for
 from pagein.supervisor.registry import Record, Registry
 from pagein.supervisor.spare import Spare
 
 _log = logging.getLogger("pagein.fleet")
-
-SLEEP_PAUSE = 0.05
-"""Seconds between two measurements of a worker that falls asleep."""
-
-
-@dataclass(slots=True)
-class _Worker:
-    """One process of one model, from the order to load until its memory is back."""
-
-    allowance: dict[str, int] = field(default_factory=dict)
-    start: asyncio.Task[None] | None = None
-    child: Child | None = None
-    cell: Cell | None = None
-    """Its cgroup, where it has one."""
-    announced: bool = False
-    """The scheduler knows that it is ready."""
-    told: PageinError | None = None
-    """Why it was told to leave; None while it was not."""
-    over: bool = False
-    """Its process is gone and was reported."""
 
 
 class Fleet:
@@ -66,15 +43,21 @@ class Fleet:
         spare: Spare,
         limiter: Limiter,
         registry: Registry | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self._roster, self._inbox, self._meter = roster, inbox, meter
-        self._run_dir, self._spare, self._limiter, self._registry = run_dir, spare, limiter, registry
-        self._workers: dict[str, _Worker] = {}
-        self._gone: dict[str, _Worker] = {}
+        self._spare, self._limiter, self._registry = spare, limiter, registry
+        self._keeper = keeper
+        self._workers: dict[str, Worker] = {}
+        self._gone: dict[str, Worker] = {}
         """The last worker of each model that ended, to explain connections that broke with it."""
         self._last_ready: dict[str, Ready] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._logs: dict[str, ModelLog] = {}
+        self._logs, self._specs, self._left = (
+            ModelLogs(roster),
+            Specs(roster, run_dir, keeper.slots if keeper is not None else None),
+            Leftovers(),
+        )
 
     # ── actions ─────────────────────────────────────────────────────────────────────────────────
 
@@ -83,7 +66,7 @@ class Fleet:
         for action in actions:
             match action:
                 case Load():
-                    worker = self._workers[action.model] = _Worker(dict(action.allowance))
+                    worker = self._workers[action.model] = Worker(dict(action.allowance))
                     worker.start = self._spawn(self._start(action, worker))
                 case Stop():
                     self._tell(action.model, WorkerDied(action.reason), self._grace)
@@ -93,8 +76,17 @@ class Fleet:
                     self._spawn(self._sleep(action.model, there))
                 case Wake() if (there := self._workers.get(action.model)) is not None:
                     there.start, there.announced = self._spawn(self._wake(action, there)), False
+                case Renewed():
+                    self._forget(action)
         if isinstance(event, ev.Measured):
             self._look_at_cells()
+
+    def _forget(self, action: Renewed) -> None:
+        """What its last worker said is not what the model is now."""
+        self._last_ready.pop(action.model, None)
+        if action.removed:
+            self._gone.pop(action.model, None)
+            self._logs.forget(action.model)
 
     @property
     def _grace(self) -> float:
@@ -109,20 +101,22 @@ class Fleet:
 
     # ── loading ─────────────────────────────────────────────────────────────────────────────────
 
-    async def _start(self, action: Load, worker: _Worker) -> None:
+    async def _start(self, action: Load, worker: Worker) -> None:
         if worker.told is not None:
             return  # in the same moment
-        name, began, entry = action.model, time.monotonic(), self._roster.entries[action.model]
-        spec, environ = self._spec(entry, action.allowance)
+        name, began = action.model, time.monotonic()
+        if self._keeper is not None:
+            self._keeper.expect(self._roster.entries[name])
         try:
+            spec, environ = self._specs.of(name, action.allowance)
             child = await Child.start(
                 spec,
                 environ=environ,
-                log=self._log_of(name),
+                log=self._logs.of(name),
                 on_spawn=lambda pid: self._confine(name, pid, worker),
                 spare=self._spare.take(environ),
                 registry=self._registry,
-                identity=entry.peak_key,
+                identity=self._roster.entries[name].peak_key,
             )
         except PageinError as error:
             await self._broke(name, worker, error, began)
@@ -138,61 +132,53 @@ class Fleet:
         self._spawn(self._watch_exit(name, worker, child))
         await self._announce(name, worker, action.reason, time.monotonic() - began)
 
-    def _confine(self, name: str, pid: int, worker: _Worker) -> None:
+    def _confine(self, name: str, pid: int, worker: Worker) -> None:
         """It has not read its spec yet, so it has taken nothing: the place for its limit."""
         self._meter.watch(name, pid)
         if self._limiter.hard and "ram" in worker.allowance:
             limit = limit_for(worker.allowance["ram"], self._roster.settings.supervisor.limit_margin)
             worker.cell = self._limiter.confine(name, pid, limit)
 
-    async def _announce(self, name: str, worker: _Worker, reason: str, seconds: float) -> None:
+    async def _announce(self, name: str, worker: Worker, reason: str, seconds: float) -> None:
         """It is ready: measure what it took, then say so, unless it left meanwhile."""
         used = await self._meter.measure_load(name)
         if worker.told is not None or worker.over or worker.child is None:
             return
         worker.announced = True
         ready = worker.child.ready
-        self._log_of(name).event("load", seconds, dict.fromkeys(used, 0), used, pid=worker.child.pid, why=reason)
+        self._logs.of(name).event("load", seconds, dict.fromkeys(used, 0), used, pid=worker.child.pid, why=reason)
         sleeps = ready.sleeps and self._roster.models[name].sleep
+        if self._keeper is not None:
+            self._keeper.begin(self._roster.entries[name], ready)
         self._inbox.post(ev.BecameReady(name, used, seconds, sleeps))
 
-    async def _broke(self, name: str, worker: _Worker, error: PageinError, began: float) -> None:
+    async def _broke(self, name: str, worker: Worker, error: PageinError, began: float) -> None:
         if worker.told is None:
-            error = self._why(name, worker, error)
-            self._log_of(name).event("load", time.monotonic() - began, failed=error.message.partition("\n")[0])
+            error = worker.why(name, error)
+            self._logs.of(name).event("load", time.monotonic() - began, failed=error.message.partition("\n")[0])
             await self._over(name, worker, ev.LoadBroke(name, error), error.message, time.monotonic())
-
-    def _why(self, name: str, worker: _Worker, error: PageinError) -> PageinError:
-        """The kernel's own word, where it ended the worker for its memory."""
-        if worker.cell is None:
-            return error
-        allowance = worker.allowance.get("ram", 0)
-        found = outgrown(name, worker.cell, allowance) or sacrificed(name, worker.cell, allowance)
-        if found is None:
-            return error
-        found.details["log"] = error.details.get("log", [])
-        return found
 
     # ── sleeping ────────────────────────────────────────────────────────────────────────────────
 
-    async def _sleep(self, name: str, worker: _Worker) -> None:
-        before, began, timeout = dict(self._meter.last(name)), time.monotonic(), self._roster.settings.supervisor
+    async def _sleep(self, name: str, worker: Worker) -> None:
         if worker.child is None or worker.told is not None:
             return
+        began, timeout = time.monotonic(), self._roster.settings.supervisor.release_timeout
         try:
-            await tell_to_sleep(worker.child.ready.endpoint, timeout.release_timeout)
+            before, used = await put_to_sleep(name, worker.child.ready.endpoint, self._meter, timeout)
+            event: ev.Event = ev.Slept(name, before, used)
         except SleepFailed as error:
-            self._inbox.post(ev.SleepBroke(name, str(error)))
-            return
-        used = await self._meter.measure_load(name)
-        while not _has_gone_down(before, used) and time.monotonic() - began < timeout.release_timeout:
-            await asyncio.sleep(SLEEP_PAUSE)
-            used = await self._meter.measure_load(name)
-        if worker.told is None and not worker.over:
-            self._log_of(name).event("sleep", time.monotonic() - began, before, used)
-            self._inbox.post(ev.Slept(name, before, used))
+            event = ev.SleepBroke(name, str(error))
+        except Exception as fault:  # one that never ends would hold up every unload after it
+            _log.exception("sending %s to sleep failed", name)
+            event = ev.SleepBroke(name, str(fault))
+        if worker.told is not None or worker.over:
+            return  # it left meanwhile, and that was reported
+        if isinstance(event, ev.Slept):
+            self._logs.of(name).event("sleep", time.monotonic() - began, event.before, event.used)
+        self._inbox.post(event)
 
-    async def _wake(self, action: Wake, worker: _Worker) -> None:
+    async def _wake(self, action: Wake, worker: Worker) -> None:
         name, began = action.model, time.monotonic()
         worker.allowance = dict(action.allowance)
         if worker.child is None or worker.told is not None:
@@ -201,7 +187,9 @@ class Fleet:
             worker.cell.set_limit(limit_for(worker.allowance["ram"], self._roster.settings.supervisor.limit_margin))
         try:
             await tell_to_wake(worker.child.ready.endpoint, self._roster.settings.supervisor.ready_timeout)
-        except SleepFailed as error:
+        except Exception as error:
+            if not isinstance(error, SleepFailed):
+                _log.exception("waking %s failed", name)
             if worker.told is None and not worker.over:
                 await worker.child.kill()
                 await self._broke(name, worker, LoadFailed(f"model {name!r} did not wake: {error}"), began)
@@ -210,7 +198,7 @@ class Fleet:
 
     # ── ending ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _watch_exit(self, name: str, worker: _Worker, child: Child) -> None:
+    async def _watch_exit(self, name: str, worker: Worker, child: Child) -> None:
         try:
             error = await child.exited()
         except Exception as fault:  # a model whose end is not seen could never be loaded again
@@ -220,7 +208,7 @@ class Fleet:
             return
         began = time.monotonic()
         if worker.announced:
-            error = self._why(name, worker, error)
+            error = worker.why(name, error)
             await self._over(name, worker, ev.WorkerExited(name, error), error.message, began)
         else:  # it died while it was measured: to those who wait that is a failed load
             failed = LoadFailed(error.message, hint=error.hint, **error.details)
@@ -232,23 +220,25 @@ class Fleet:
             if worker.cell is None or worker.child is None or worker.told is not None or worker.over:
                 continue
             if worker.cell.oom_kills():
-                error = self._why(name, worker, WorkerDied(f"model {name!r} lost a process to the kernel"))
+                error = worker.why(name, WorkerDied(f"model {name!r} lost a process to the kernel"))
                 worker.told = error
                 self._spawn(self._end_maimed(name, worker, error))
 
-    async def _end_maimed(self, name: str, worker: _Worker, error: PageinError) -> None:
+    async def _end_maimed(self, name: str, worker: Worker, error: PageinError) -> None:
         began = time.monotonic()
         await self._end_process(name, worker, 0.0)
         event = ev.WorkerExited(name, error) if worker.announced else ev.LoadBroke(name, error)
         await self._over(name, worker, event, error.message, began)
 
-    async def _end(self, name: str, worker: _Worker, grace: float) -> None:
+    async def _end(self, name: str, worker: Worker, grace: float) -> None:
         began = time.monotonic()
+        if self._keeper is not None and grace > 0 and worker.announced:
+            await self._keeper.end(name)
         await self._end_process(name, worker, grace)
         reason = worker.told.message if worker.told is not None else ""
         await self._over(name, worker, ev.Stopped(name), reason, began)
 
-    async def _end_process(self, name: str, worker: _Worker, grace: float) -> None:
+    async def _end_process(self, name: str, worker: Worker, grace: float) -> None:
         """End the tree of a worker that was told to leave; may be called again with less grace meanwhile."""
         try:
             if worker.child is None and worker.start is not None:
@@ -260,101 +250,67 @@ class Fleet:
         except Exception:  # `Release` looks at what is left
             _log.exception("ending %s failed", name)
 
-    async def _over(self, name: str, worker: _Worker, event: ev.Event, reason: str, began: float) -> None:
+    async def _over(self, name: str, worker: Worker, event: ev.Event, reason: str, began: float) -> None:
         """The process is gone: say so, then measure that its memory is back, then say that."""
         if worker.over:
             return
         worker.over = True
-        before = dict(self._meter.last(name))
+        before, beside = dict(self._meter.last(name)), dict(self._meter.beside(name))
         self._meter.forget(name)
+        if self._keeper is not None:
+            self._keeper.forget(name)
         if worker.child is not None:
             self._gone[name] = worker
         self._inbox.post(event)
-        left = await self._release(name, worker, before)
+        left = await self._release(name, Release(name, worker.child, worker.cell, before, beside, self._meter))
         await self._meter.measure_machine()
-        self._log_of(name).event(
+        self._logs.of(name).event(
             "unload", time.monotonic() - began, before, left or dict.fromkeys(before, 0), why=reason
         )
         if self._workers.get(name) is worker:
             del self._workers[name]
         self._inbox.post(ev.Freed(name, left))
 
-    async def _release(self, name: str, worker: _Worker, before: dict[str, int]) -> dict[str, int]:
-        release = Release(name, worker.child, worker.cell, before, self._meter)
+    async def _release(self, name: str, release: Release) -> dict[str, int]:
+        """What the model's workers left behind, this one and those before it."""
         try:
             left = await release.until_free(self._roster.settings.supervisor.release_timeout)
         except Exception:  # bytes that are never called free would hold up every load after this one
             _log.exception("looking for what %s left behind failed", name)
-            return {}
+            left = {}
         if left:
-            self._spawn(release.follow(lambda now: self._inbox.post(ev.LeftChanged(name, now))))
-        return left
+            self._spawn(release.follow(lambda now: self._left_changed(name, release, now)))
+        return self._left.note(name, release, left)
+
+    def _left_changed(self, name: str, release: Release, left: dict[str, int]) -> None:
+        self._inbox.post(ev.LeftChanged(name, self._left.note(name, release, left)))
 
     # ── adoption ────────────────────────────────────────────────────────────────────────────────
 
     def digest_of(self, name: str) -> str:
         """What decides the worker that a model would get now."""
-        entry = self._roster.entries[name]
-        spec, environ = self._spec(entry, {})
-        return worker_digest(spec, environ, entry.peak_key)
+        return self._specs.digest(name)
 
     async def adopt(self, record: Record, cells: list[Cell]) -> None:
         """Take over a worker that outlived an earlier daemon; one that does not agree has ended then."""
         name, began = str(record.name), time.monotonic()
         assert self._registry is not None
-        worker = _Worker(dict(record.allowance))
+        worker = Worker(dict(record.allowance))
         worker.cell = next((cell for cell in cells if record.pid in cell.pids()), None)
-        try:
-            child = worker.child = await Child.adopt(record, log=self._log_of(name), registry=self._registry)
-        except PageinError as error:
-            _log.warning("%s was not taken over: %s", name, error.message)
-            return
-        if not await self._is_awake(name, child):
+        may_sleep, timeout = self._roster.models[name].sleep, self._roster.settings.supervisor.ready_timeout
+        child = worker.child = await take_over(record, self._logs.of(name), self._registry, may_sleep, timeout)
+        if child is None:
             return
         self._workers[name] = worker
         self._meter.watch(name, child.pid)
         self._last_ready[name] = child.ready
         used = await self._meter.measure_load(name)
         worker.announced = True
-        self._log_of(name).event("adopt", time.monotonic() - began, {}, used, pid=child.pid)
-        sleeps = child.ready.sleeps and self._roster.models[name].sleep
-        self._inbox.post(ev.Adopted(name, dict(record.allowance), used, sleeps))
+        self._logs.of(name).event("adopt", time.monotonic() - began, {}, used, pid=child.pid)
+        if self._keeper is not None:
+            self._keeper.begin(self._roster.entries[name], child.ready)
+        self._inbox.post(ev.Adopted(name, dict(record.allowance), used, child.ready.sleeps and may_sleep))
         self._spawn(self._watch_exit(name, worker, child))
-
-    async def _is_awake(self, name: str, child: Child) -> bool:
-        """Wake a worker that may have been sent to sleep by the daemon that was killed; ends it where it does not."""
-        if not (child.ready.sleeps and self._roster.models[name].sleep):
-            return True
-        try:
-            await tell_to_wake(child.ready.endpoint, self._roster.settings.supervisor.ready_timeout)
-        except SleepFailed as error:
-            _log.warning("%s was not taken over: %s", name, error)
-            await child.kill()
-            return False
-        return True
-
-    # ── what a worker is given ──────────────────────────────────────────────────────────────────
-
-    def _spec(self, entry: ModelEntry, allowance: dict[str, int]) -> tuple[WorkerSpec, dict[str, str]]:
-        model, supervisor = self._roster.models[entry.name], self._roster.settings.supervisor
-        spec = WorkerSpec(
-            name=entry.name,
-            engine=entry.engine,
-            token=secrets.token_hex(16),
-            socket_dir=str(self._run_dir),
-            path=str(entry.info.path) if entry.info is not None else None,
-            command=model.command,
-            recipe=entry.recipe,
-            context=entry.context,
-            parallel=model.parallel_for(entry.engine),
-            threads=model.threads,
-            cpus=model.cpus,
-            device=entry.device,
-            allowance=allowance,
-            ready_timeout=supervisor.ready_timeout,
-            options=_options(entry, model),
-        )
-        return spec, worker_environment(spec, model.env)
 
     # ── questions ───────────────────────────────────────────────────────────────────────────────
 
@@ -376,24 +332,20 @@ class Fleet:
         worker = self._workers.get(name)
         return worker.child if worker is not None and not worker.over else None
 
-    def _log_of(self, name: str) -> ModelLog:
-        if name not in self._logs:
-            supervisor = self._roster.settings.supervisor
-            self._logs[name] = ModelLog(self.log_path(name), supervisor.log_bytes, supervisor.log_files)
-        return self._logs[name]
-
     def log_path(self, name: str) -> Path:
         """Where the model's log is."""
-        return self._roster.settings.state_dir / "logs" / f"{name}.log"
+        return self._logs.path(name)
 
     def last_lines(self, name: str) -> list[str]:
         """The last lines that the newest worker of a model printed."""
-        return self._log_of(name).tail()
+        return self._logs.of(name).tail()
 
     def log_use(self, name: str, request_id: int, status: int, seconds: float) -> None:
         """Write the log line of one inference (row G13)."""
+        if name not in self._roster.entries:
+            return  # it went from the configuration under its last request
         before, after = self._meter.since_last_use(name)
-        self._log_of(name).event("infer", seconds, before, after, request=request_id, status=status)
+        self._logs.of(name).event("infer", seconds, before, after, request=request_id, status=status)
 
     async def why_ended(self, name: str, endpoint: Endpoint, patience: float) -> PageinError | None:
         """Why the worker behind an endpoint ended; waits a little for the news; None when it lives on."""
@@ -402,11 +354,11 @@ class Fleet:
                 return await self._why_it_ended(name, worker, worker.child, patience)
         return None
 
-    async def _why_it_ended(self, name: str, worker: _Worker, child: Child, patience: float) -> PageinError | None:
+    async def _why_it_ended(self, name: str, worker: Worker, child: Child, patience: float) -> PageinError | None:
         with contextlib.suppress(TimeoutError):
             error = await asyncio.wait_for(child.exited(), patience)
             if error is not None and worker.told is None:
-                return self._why(name, worker, error)
+                return worker.why(name, error)
         return worker.told
 
     # ── end ─────────────────────────────────────────────────────────────────────────────────────
@@ -419,16 +371,17 @@ class Fleet:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for log in self._logs.values():
-            log.close()
+        self._logs.close()
 
     async def kill_all(self) -> None:
         """Do not wait for the grace of those that `stop_all` is ending."""
         await asyncio.gather(*(self._end_process(name, worker, 0.0) for name, worker in list(self._workers.items())))
 
-    async def _shut(self, name: str, worker: _Worker, grace: float) -> None:
+    async def _shut(self, name: str, worker: Worker, grace: float) -> None:
         began, before = time.monotonic(), dict(self._meter.last(name))
         worker.told = worker.told or WorkerDied("the daemon stops")
+        if self._keeper is not None and grace > 0 and worker.announced:
+            await self._keeper.end(name)
         await self._end_process(name, worker, grace)
         if worker.cell is not None:
             await asyncio.to_thread(worker.cell.kill)
@@ -436,7 +389,7 @@ class Fleet:
         if not worker.over:
             worker.over = True
             unloaded = dict.fromkeys(before, 0)
-            self._log_of(name).event("unload", time.monotonic() - began, before, unloaded, why=worker.told.message)
+            self._logs.of(name).event("unload", time.monotonic() - began, before, unloaded, why=worker.told.message)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -448,17 +401,3 @@ class Fleet:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
             _log.error("a task of the fleet failed", exc_info=fault)
-
-
-def _has_gone_down(before: dict[str, int], used: dict[str, int]) -> bool:
-    return all(used.get(pool, 0) <= count * MOST_KEPT for pool, count in before.items())
-
-
-def _options(entry: ModelEntry, model: Model) -> dict[str, object]:
-    """The engine's options; a command is also told what its server offers, and whether it sleeps."""
-    options = dict(entry.options)
-    if entry.engine == "command" and model.capabilities is not None:
-        options["capabilities"] = list(model.capabilities)
-    if entry.engine == "command" and model.sleep:
-        options["sleep"] = True
-    return options

@@ -29,7 +29,7 @@ from pagein.scheduler.actions import (
 
 _log = logging.getLogger("pagein.decisions")
 
-DRAWERS = {"grant": "traffic", "wait": "traffic", "refuse": "refusals"}
+DRAWERS = {"grant": "traffic", "wait": "traffic", "state": "traffic", "refuse": "refusals"}
 """Kinds that are kept apart from the rest, so that traffic does not push out loads and evictions."""
 
 KEPT = {"": 200, "traffic": 100, "refusals": 100}

@@ -32,6 +32,8 @@ class _Watched:
     mapped: int = 0
     """Bytes of files that it has mapped: the machine counts them as available, and they are in use."""
     last: dict[str, int] = field(default_factory=dict)
+    beside: dict[str, int | None] = field(default_factory=dict)
+    """What the machine had available at that sample, per pool."""
     at_last_use: dict[str, int] = field(default_factory=dict)
     peak: dict[str, int] = field(default_factory=dict)
 
@@ -89,7 +91,10 @@ class Meter:
         self.daemon_bytes = own
         self._sum_up(workers, own)
         pressure = self._gauge.observe(machine, time.monotonic())
-        self._inbox.post(ev.Measured(used, self._look(machine), own, pressure))
+        available = self._look(machine)
+        for name in workers:
+            self._watched[name].beside = available
+        self._inbox.post(ev.Measured(used, available, own, pressure))
 
     def _read(
         self, pids: list[int], spare: int | None
@@ -146,7 +151,8 @@ class Meter:
             return {}
         used = self._note(name, watched, tree)
         watched.at_last_use = dict(used)
-        self._inbox.post(ev.Measured({name: used}, self._look(machine)))
+        watched.beside = self._look(machine)
+        self._inbox.post(ev.Measured({name: used}, watched.beside))
         return used
 
     async def measure_machine(self) -> None:
@@ -199,6 +205,11 @@ class Meter:
         """Bytes of a worker at its last sample, per pool; empty when there is none."""
         watched = self._watched.get(name)
         return watched.last if watched is not None else {}
+
+    def beside(self, name: str) -> dict[str, int | None]:
+        """What the machine had available at a worker's last sample, per pool; empty when there is none."""
+        watched = self._watched.get(name)
+        return watched.beside if watched is not None else {}
 
     def peak(self, name: str) -> dict[str, int] | None:
         """Highest bytes ever measured of a model, this worker or remembered."""

@@ -26,10 +26,18 @@ FORGOTTEN = 60.0
 class Release:
     """One worker's way out, after its process has ended."""
 
-    def __init__(self, name: str, child: Child | None, cell: Cell | None, took: dict[str, int], meter: Meter) -> None:
-        """``took`` is what the worker was measured to take last, bytes per pool."""
+    def __init__(
+        self,
+        name: str,
+        child: Child | None,
+        cell: Cell | None,
+        took: dict[str, int],
+        beside: dict[str, int | None],
+        meter: Meter,
+    ) -> None:
+        """``took`` is what the worker was measured to take last, ``beside`` what was available then; per pool."""
         self._name, self._child, self._cell, self._took, self._meter = name, child, cell, took, meter
-        self._before = dict(meter.available)
+        self._before = beside
         self._since = time.monotonic()
 
     async def until_free(self, timeout: float) -> dict[str, int]:
@@ -51,9 +59,16 @@ class Release:
     async def follow(self, tell: Callable[[dict[str, int]], None]) -> None:
         """Go on after `until_free`, and tell each change, until nothing is left."""
         told: dict[str, int] | None = None
+        failed = False
         while told != {}:
             await asyncio.sleep(PAUSE_MAX)
-            left = await self.look()
+            try:
+                left = await self.look()
+            except Exception:  # what is charged now would stay so for ever
+                if not failed:
+                    _log.exception("looking for what %s left behind failed; it goes on", self._name)
+                failed = True
+                continue
             if left != told:
                 tell(left)
                 told = left
@@ -101,3 +116,21 @@ class Release:
     async def _forget_cell(self) -> None:
         if self._cell is not None and not await asyncio.to_thread(self._cell.remove):
             _log.warning("the cgroup of %s cannot be removed yet; the next start looks for it", self._name)
+
+
+class Leftovers:
+    """What ended workers left behind, by model: several of one model may have left something."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[Release, dict[str, int]]] = {}
+
+    def note(self, name: str, release: Release, left: dict[str, int]) -> dict[str, int]:
+        """Take in what one of them holds now, bytes per pool; returns what all of the model hold together."""
+        rows = self._of.setdefault(name, {})
+        rows[release] = left
+        if not left:
+            del rows[release]
+        if not rows:
+            del self._of[name]
+        pools = {pool for row in rows.values() for pool in row}
+        return {pool: sum(row.get(pool, 0) for row in rows.values()) for pool in pools}

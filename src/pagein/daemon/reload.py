@@ -22,7 +22,16 @@ from pagein.scheduler.state import ModelState
 
 _log = logging.getLogger("pagein.reload")
 
-AT_START_ONLY = ("state_dir", "server", "supervisor.limits", "supervisor.adopt", "scheduler.sample_every")
+AT_START_ONLY = (
+    "state",  # also state_dir
+    "server",
+    "supervisor.limits",
+    "supervisor.adopt",
+    "supervisor.log_bytes",
+    "supervisor.log_files",
+    "scheduler.heavy_above",
+    "scheduler.sample_every",
+)
 """Keys that are read when the daemon starts."""
 
 

@@ -69,7 +69,7 @@ class Rooms:
         if count <= 0:
             raise BadRequest(f"a lease holds at least one byte, not {count}", param="bytes")
         process = _find(pid) if pid is not None else None
-        name = f"lease-{next(self._ids)}"
+        name = f"lease:{next(self._ids)}"  # no model can have this name
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         room = self._rooms[name] = _Room(pool, count, holder, process, answer, ttl)
         began = time.monotonic()
@@ -77,7 +77,8 @@ class Rooms:
             if process is not None:
                 self._meter.watch_room(name, process.pid)
             self._inbox.post(ev.RoomWanted(name, pool, count, measured=process is not None))
-            await asyncio.wait_for(answer, wait)
+            async with asyncio.timeout(wait):
+                await answer
         except TimeoutError:
             reason = self._reason(name)
             self._end(name)
@@ -92,6 +93,8 @@ class Rooms:
         except (PageinError, asyncio.CancelledError):
             self._end(name)
             raise
+        if name not in self._rooms:  # it ended in the moment in which it was given
+            raise NoRoom("the lease ended before it was handed out", pool=pool)
         self._set_alarm(name, room)
         return self._view(name, room)
 

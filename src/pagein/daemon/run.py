@@ -22,6 +22,7 @@ from pagein.daemon.fleet import Fleet
 from pagein.daemon.house import House
 from pagein.daemon.inbox import Inbox
 from pagein.daemon.journal import Journal
+from pagein.daemon.keeper import Keeper
 from pagein.daemon.meter import Meter
 from pagein.daemon.notify import ServiceManager
 from pagein.daemon.reload import Reloader, describe
@@ -40,6 +41,8 @@ from pagein.protocol import WorkerSpec
 from pagein.residency.lifecycle import State
 from pagein.scheduler import Scheduler, SchedulerState
 from pagein.scheduler import events as ev
+from pagein.sessions.retention import Bounds
+from pagein.sessions.store import FILE, SessionStore
 from pagein.supervisor.environment import worker_environment
 from pagein.supervisor.limits import Limiter, find_limiter
 from pagein.supervisor.registry import Record, Registry
@@ -76,14 +79,26 @@ async def _serve(settings: Settings, house: House, reread: Callable[[], Settings
     supervisor = settings.supervisor
     registry = Registry.open(settings.state_dir, supervisor.adopt_wait if supervisor.adopt else 0.0)
     limiter = find_limiter(supervisor.limits, settings.state_dir)
+    sessions: SessionStore | None = None
     try:
         entries = _resolve_all(settings, machine, peaks)
-        daemon = Daemon(settings, house, budgets, entries, peaks, limiter, registry, reread)
+        keeper = Keeper.open(settings.state_dir / "kv", settings)
+        sessions = _open_sessions(settings)
+        daemon = Daemon(settings, house, budgets, entries, peaks, limiter, registry, reread, keeper, sessions)
         return await daemon.run(watched)
     finally:
+        if sessions is not None:
+            sessions.close()
         limiter.close()
         registry.close()
         peaks.close()
+
+
+def _open_sessions(settings: Settings) -> SessionStore | None:
+    state = settings.state
+    if not state.enabled:
+        return None
+    return SessionStore.open(settings.state_dir / FILE, Bounds(state.history_bytes, state.retain), state.salt)
 
 
 def _resolve_all(settings: Settings, machine: MachineSnapshot, peaks: PeakStore) -> dict[str, ModelEntry]:
@@ -103,7 +118,10 @@ class Daemon:
         limiter: Limiter,
         registry: Registry,
         reread: Callable[[], Settings] | None = None,
+        keeper: Keeper | None = None,
+        sessions: SessionStore | None = None,
     ) -> None:
+        self._keeper, self._sessions = keeper, sessions
         self._settings, self._house, self._limiter, self._registry = settings, house, limiter, registry
         models = [model_state(settings, entry, peaks) for entry in entries.values()]
         watched = watched_pools(settings, list(budgets), limiter.hard)
@@ -113,11 +131,13 @@ class Daemon:
         roster = self._roster = Roster(settings, entries)
         self._spare = Spare(worker_environment(WorkerSpec("", "", "", ""), {}), registry)
         self._meter = Meter(entries, self.inbox, peaks, settings.scheduler.sample_every, self._spare)
-        self._fleet = Fleet(roster, self.inbox, self._meter, house.run_dir, self._spare, limiter, registry)
+        self._fleet = Fleet(roster, self.inbox, self._meter, house.run_dir, self._spare, limiter, registry, keeper)
         self._view = View(roster, budgets, self.inbox, self._meter, self._fleet, limiter.describe())
         self._rooms = Rooms(self.inbox, self._meter)
         self._reloader = Reloader(reread, roster, self.inbox, budgets, peaks, watched) if reread is not None else None
-        self.desk = DaemonDesk(roster, self.inbox, self._fleet, self.journal, self._view, self._rooms, self._reloader)
+        self.desk = DaemonDesk(
+            roster, self.inbox, self._fleet, self.journal, self._view, self._rooms, self._reloader, keeper
+        )
         for listener in (roster, self.journal, self.desk, self._rooms, self._fleet):
             self.inbox.add_listener(listener)
         self._manager = ServiceManager()
@@ -131,8 +151,10 @@ class Daemon:
         own = pss_of(os.getpid())
         self.inbox.post(ev.Measured({}, {}, (own or 0) + OWN_HEADROOM))
         await self._clean_up()
+        if self._sessions is not None:
+            await self._sessions.sweep()
         await self._meter.sample()  # no load is decided before it is known what the machine has
-        runner = make_runner(make_app(self.desk, self._settings.server, __version__))
+        runner = make_runner(make_app(self.desk, self._settings.server, __version__, self._sessions))
         await runner.setup()
         background = [asyncio.create_task(self._meter.run()), asyncio.create_task(self._manager.keep_alive())]
         if watched is not None:
@@ -151,6 +173,8 @@ class Daemon:
             for task in background:
                 task.cancel()
             await self._end_workers()
+            if self._keeper is not None:
+                await self._keeper.close()
             self._meter.close()
             await self._close_door(runner)
         _log.info("stopped; every worker has ended")
@@ -167,6 +191,9 @@ class Daemon:
         swept = await sweep(self._registry, unchanged)
         for record in swept.kept:
             await self._fleet.adopt(record, cells)
+        if self._keeper is not None:
+            adopted = [self._fleet.ready(str(record.name)) for record in swept.kept]
+            self._keeper.sweep({r.state.folder for r in adopted if r is not None and r.state is not None})
         kept = {record.pid for record in swept.kept}
         for cell in cells:
             if not kept & set(cell.pids()):
@@ -189,11 +216,14 @@ class Daemon:
         except PageinError as error:
             told = f"the configuration was not applied: {error.message}"
             _log.error("%s", told)
+        except Exception as fault:  # the next edit is to be seen, and systemd waits for the end of this one
+            told = f"the configuration was not applied: {fault}"
+            _log.exception("a reload failed")
         self._manager.ready(told)
 
     async def _end_workers(self) -> None:
         """End all workers, with the grace that a second signal cuts short."""
-        grace = 0.0 if self._now.is_set() else self._settings.supervisor.grace
+        grace = 0.0 if self._now.is_set() else self._grace
         ending = asyncio.create_task(self._fleet.stop_all(grace))
         if not await self._before_second_signal(ending):
             await self._fleet.kill_all()
@@ -236,9 +266,13 @@ class Daemon:
             _log.info("stopping: %d requests may finish; a second signal ends them", left)
         self._manager.stopping(f"{left} requests may finish")
         waits = [asyncio.create_task(event.wait()) for event in (self.desk.drained, self._now)]
-        await asyncio.wait(waits, timeout=self._settings.supervisor.grace, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, timeout=self._grace, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+
+    @property
+    def _grace(self) -> float:
+        return self._roster.settings.supervisor.grace
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()

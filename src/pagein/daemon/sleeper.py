@@ -1,14 +1,45 @@
-"""Tells a worker to sleep or to wake, by the two paths that vLLM made common."""
+"""Tells a worker to sleep or to wake, by the two paths that vLLM made common, and measures that it sleeps."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import aiohttp
 
+from pagein.daemon.meter import Meter
 from pagein.protocol import SLEEP_PATH, WAKE_PATH, Endpoint
+from pagein.scheduler.intake import MOST_KEPT
+
+SLEEP_PAUSE = 0.05
+"""Seconds between two measurements of a worker that falls asleep."""
 
 
 class SleepFailed(Exception):
     """The worker refused, or did not answer in time; the message says which."""
+
+
+async def put_to_sleep(
+    name: str, endpoint: Endpoint, meter: Meter, timeout: float
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Tell a worker to sleep and wait until its memory went down; returns what it took before and takes now, per pool.
+
+    One that keeps its memory for the whole time-out is returned as it is; one that cannot be measured raises
+    SleepFailed, since unknown is not nothing.
+    """
+    before, deadline = dict(meter.last(name)), time.monotonic() + timeout
+    await tell_to_sleep(endpoint, timeout)
+    used = await meter.measure_load(name)
+    while not _has_gone_down(before, used) and time.monotonic() < deadline:
+        await asyncio.sleep(SLEEP_PAUSE)
+        used = await meter.measure_load(name)
+    if not used:
+        raise SleepFailed("what it keeps cannot be measured")
+    return before, used
+
+
+def _has_gone_down(before: dict[str, int], used: dict[str, int]) -> bool:
+    return bool(used) and all(used.get(pool, 0) <= count * MOST_KEPT for pool, count in before.items())
 
 
 async def tell_to_sleep(endpoint: Endpoint, timeout: float) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from pagein.errors import EngineMissing
-from pagein.protocol import Capability, Endpoint, WorkerSpec
+from pagein.protocol import Capability, Endpoint, StateFacts, WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class Started:
     context: int | None = None
     sleeps: bool = False
     """It answers `SLEEP_PATH` and `WAKE_PATH`."""
+    state: StateFacts | None = None
+    """How its conversations are saved; None where they cannot be."""
 
 
 class Engine(ABC):

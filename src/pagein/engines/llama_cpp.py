@@ -7,7 +7,7 @@ import shutil
 import threading
 from typing import TYPE_CHECKING
 
-from pagein.engines import llama_settings
+from pagein.engines import llama_settings, llama_state
 from pagein.engines.contract import Engine, Started
 from pagein.engines.launch import launch
 from pagein.engines.listening import LOOPBACK, free_port, socket_endpoint
@@ -35,13 +35,15 @@ class LlamaCpp(Engine):
 
     def start(self) -> Started:
         """Load the model and serve llama-server's HTTP API on a socket of this worker."""
-        settings = llama_settings.resolve(self.spec)
+        settings = llama_state.with_folder(llama_settings.resolve(self.spec))
         program = find_server(settings.options.server)
         endpoint = self._serve_program(program, settings) if program else self._serve_library(settings)
         properties = _properties(endpoint)
         if program:
             self._version = f"llama-server {properties.get('build_info', 'of unknown build')}"
-        return Started(endpoint, settings.capabilities, _context(settings, properties))
+        context = _context(settings, properties)
+        state = llama_state.facts(settings, self._version, context, program)
+        return Started(endpoint, settings.capabilities, context, state=state)
 
     def version(self) -> str:
         """The llama-server's build, or the library's version."""

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from pagein.engines import llama_state
 from pagein.engines.local.threads import compute_threads
 from pagein.engines.options import read_options
 from pagein.errors import ConfigError, LoadFailed
@@ -49,6 +50,9 @@ class LlamaOptions:
     """Type of the values in the KV cache."""
     flash_attention: Literal["auto"] | bool = "auto"
     """Use flash attention."""
+    swa_full: bool = False
+    """Keep all tokens of sliding-window layers, not the window only: more memory, but a conversation that goes on
+    after it was saved is computed from where it ended instead of from its last checkpoint."""
     gpu_layers: int | None = None
     """Layers on the GPU; None = all on a GPU, none on a CPU."""
     mmap: bool = True
@@ -77,6 +81,8 @@ class LlamaSettings:
     gpu_layers: int
     on_gpu: bool
     options: LlamaOptions
+    slots_folder: str | None = None
+    """Where conversations are saved to; None = they are not."""
 
     @property
     def total_context(self) -> int:
@@ -114,6 +120,7 @@ def resolve(spec: WorkerSpec) -> LlamaSettings:
         gpu_layers=layers if on_gpu else 0,
         on_gpu=on_gpu,
         options=options,
+        slots_folder=llama_state.folder_for(spec, vectors=options.embedding or options.rerank, args=options.args),
     )
 
 
@@ -151,6 +158,7 @@ def server_arguments(settings: LlamaSettings) -> list[str]:
         arguments += ["--chat-template", options.chat_template]
     arguments += ["--no-mmap"] if not options.mmap else []
     arguments += ["--no-warmup"] if not options.warmup else []
+    arguments += ["--slot-save-path", settings.slots_folder] if settings.slots_folder is not None else []
     return [*arguments, "--no-webui", *options.args]
 
 
@@ -166,7 +174,8 @@ def server_environment(settings: LlamaSettings) -> dict[str, str]:
         "LLAMA_ARG_KV_UNIFIED": "false",
         "LLAMA_ARG_JINJA": "true",
         "LLAMA_ARG_OFFLINE": "true",
-        "LLAMA_ARG_ENDPOINT_SLOTS": "false",
+        "LLAMA_ARG_ENDPOINT_SLOTS": _word(settings.slots_folder is not None),
+        "LLAMA_ARG_SWA_FULL": _word(options.swa_full),
         "LLAMA_ARG_CORS_ORIGINS": "localhost",
         "LLAMA_ARG_LOG_VERBOSITY": str(options.verbosity),
     }
@@ -189,7 +198,9 @@ def library_parameters(settings: LlamaSettings) -> xllamacpp.CommonParams:
     parameters.verbosity = options.verbosity
     parameters.offline = True
     parameters.ui = False
-    parameters.endpoint_slots = False
+    parameters.endpoint_slots = settings.slots_folder is not None
+    if settings.slots_folder is not None:
+        parameters.slot_save_path = os.path.join(settings.slots_folder, "")  # it only joins the two texts
     parameters.cors_origins = "localhost"
     if options.chat_template is not None:
         parameters.chat_template = options.chat_template
@@ -212,6 +223,7 @@ def _set_sizes(parameters: xllamacpp.CommonParams, settings: LlamaSettings) -> N
     parameters.cache_ram_mib = settings.options.cache_ram
     parameters.cache_idle_slots = settings.options.cache_ram > 0
     parameters.n_ctx_checkpoints = settings.options.checkpoints
+    parameters.swa_full = settings.options.swa_full
 
 
 def _set_kinds(parameters: xllamacpp.CommonParams, options: LlamaOptions) -> None:
@@ -227,6 +239,10 @@ def _set_kinds(parameters: xllamacpp.CommonParams, options: LlamaOptions) -> Non
         parameters.pooling_type = _member(xllamacpp.llama_pooling_type, f"LLAMA_POOLING_TYPE_{pooling}")
     if not options.mmap:
         parameters.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_NONE
+
+
+def _word(switch: bool) -> str:
+    return "true" if switch else "false"
 
 
 def _member(kind: object, name: str) -> object:

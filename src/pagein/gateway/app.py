@@ -16,7 +16,9 @@ from pagein.config.schema import Server
 from pagein.errors import PageinError
 from pagein.gateway.admin import Admin
 from pagein.gateway.auth import Door
-from pagein.gateway.call import request_id
+from pagein.gateway.call import Call, request_id
+from pagein.gateway.chat_sessions import HEADER, ChatSessions
+from pagein.gateway.conversations import Conversations
 from pagein.gateway.leases import Leases
 from pagein.gateway.metrics import Metrics
 from pagein.gateway.native import read_run
@@ -24,6 +26,10 @@ from pagein.gateway.openai import read_openai
 from pagein.gateway.ports import Desk
 from pagein.gateway.problems import internal_problem, response_of, response_of_http
 from pagein.gateway.proxy import Proxy
+from pagein.gateway.responses import Responses
+from pagein.gateway.session_ports import Sessions
+from pagein.gateway.state import State
+from pagein.gateway.turnstile import Turnstile
 from pagein.gateway.upstream import Upstreams
 from pagein.protocol import PATHS, Capability
 
@@ -32,8 +38,11 @@ log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._\-]{1,64}")
 
 
-def make_app(desk: Desk, settings: Server, version: str) -> web.Application:
-    """Build the application; run it with `make_runner`, which ends calls whose client has left."""
+def make_app(desk: Desk, settings: Server, version: str, sessions: Sessions | None = None) -> web.Application:
+    """Build the application; run it with `make_runner`, which ends calls whose client has left.
+
+    Without ``sessions`` no conversation is kept, and what needs one is refused.
+    """
     metrics = Metrics(desk)
     upstreams = Upstreams()
     proxy = Proxy(desk, upstreams, metrics, settings)
@@ -41,7 +50,13 @@ def make_app(desk: Desk, settings: Server, version: str) -> web.Application:
     app = web.Application(middlewares=[_guard(door)], client_max_size=settings.max_body)
     app.add_routes(Admin(desk, metrics, settings.heartbeat).routes())
     app.add_routes(Leases(desk).routes())
-    app.add_routes(_model_routes(desk, proxy, settings.max_body))
+    tenant = _tenant(door, sessions)
+    turnstile = Turnstile()
+    kept = (proxy, sessions, turnstile, tenant, settings.max_body)
+    app.add_routes(_model_routes(desk, proxy, ChatSessions(*kept), settings.max_body))
+    app.add_routes(Responses(*kept).routes())
+    app.add_routes(Conversations(sessions, tenant, settings.max_body).routes())
+    app.add_routes(State(sessions, tenant).routes())
     app.on_response_prepare.append(_mark(door, version))
     app.cleanup_ctx.append(_lifetime(desk, metrics, upstreams))
     return app
@@ -58,15 +73,26 @@ def make_runner(app: web.Application, grace: float = 5.0) -> web.AppRunner:
     return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=timeout)
 
 
-def _model_routes(desk: Desk, proxy: Proxy, limit: int) -> list[web.RouteDef]:
+def _tenant(door: Door, sessions: Sessions | None) -> Callable[[web.Request], str]:
+    def tenant(request: web.Request) -> str:
+        return sessions.tenant_of(door.key_of(request)) if sessions is not None else ""
+
+    return tenant
+
+
+def _model_routes(desk: Desk, proxy: Proxy, chats: ChatSessions, limit: int) -> list[web.RouteDef]:
+    async def serve(request: web.Request, reading: Awaitable[Call]) -> web.StreamResponse:
+        way = chats if HEADER in request.headers else proxy
+        return await way.serve(request, reading)
+
     def openai(capability: Capability) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            return await proxy.serve(request, read_openai(request, capability, limit))
+            return await serve(request, read_openai(request, capability, limit))
 
         return handle
 
     async def run(request: web.Request) -> web.StreamResponse:
-        return await proxy.serve(request, read_run(request, desk, limit))
+        return await serve(request, read_run(request, desk, limit))
 
     paths = [*PATHS.items(), (Capability.RERANK, "/rerank")]
     return [*(web.post(path, openai(capability)) for capability, path in paths), web.post("/run/{model}", run)]

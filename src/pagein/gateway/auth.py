@@ -16,7 +16,10 @@ from pagein.errors import Forbidden, Unauthorized
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _OPEN_PATH = "/health"
 _HEADER_NAMES = re.compile(r"^[A-Za-z0-9_\-, ]{1,2000}$")
-_EXPOSED = "X-Request-Id, X-Pagein-Model, X-Pagein-Queue-Ms, X-Pagein-Load-Ms, X-Pagein-Evicted, Retry-After"
+_EXPOSED = (
+    "X-Request-Id, X-Pagein-Model, X-Pagein-Queue-Ms, X-Pagein-Load-Ms, X-Pagein-Evicted, X-Pagein-Conversation, "
+    "X-Pagein-History, Retry-After"
+)
 
 
 class Door:
@@ -49,6 +52,12 @@ class Door:
             return
         if not is_loopback_origin(origin):
             raise Forbidden(f"pages of {origin[:100]!r} may not send requests here", hint="add it to server.cors")
+
+    def key_of(self, request: web.Request) -> str | None:
+        """Return the key of a request that `check` let pass; None where keys are not asked for, whatever came."""
+        if self._key is None:
+            return None
+        return request.headers.get("Authorization", "").partition(" ")[2].strip()
 
     def preflight(self, request: web.Request) -> web.Response | None:
         """Answer a browser's question before a request across origins; None for any other request."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagein.errors import PageinError
+from pagein.kv.reuse import Counted
 from pagein.protocol import Capability, Endpoint
 
 
@@ -192,6 +193,27 @@ class Lease:
     """Models evicted for it meanwhile."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request's body as its worker is to get it, and what was brought back for it."""
+
+    body: bytes
+    slot: int | None = None
+    """The worker's slot that it is meant for, where that is known."""
+    tokens: list[int] | None = None
+    """Of its prompt, as the engine makes them."""
+    restored: int = 0
+    """Tokens of its prompt whose KV was brought back."""
+    seconds: float | None = None
+    """What that took."""
+    reason: str = ""
+    """What was restored, or is still there, in words."""
+    miss: str | None = None
+    """Why nothing was restored, in words; None where something was, or there was nothing to ask."""
+    kind: str = ""
+    """The same in one word, for counting."""
+
+
 class Desk(Protocol):
     """The daemon as the gateway sees it."""
 
@@ -210,6 +232,14 @@ class Desk(Protocol):
         Raises PageinError (ModelNotFound, CapabilityMissing, NeverFits, QueueFull, WaitTooLong, LoadFailed, …).
         Cancelling the call gives the place in the queue back, and a lease that was granted in the same moment.
         """
+        ...
+
+    async def prepare(self, lease: Lease, path: str, body: bytes) -> Prepared:
+        """Bring back what was saved of the conversation that a request continues; never raises, and is bounded."""
+        ...
+
+    def account(self, lease: Lease, prepared: Prepared, counted: Counted | None) -> None:
+        """Compare what was brought back with what the engine counted; ``counted`` is None where it told nothing."""
         ...
 
     def release(self, lease: Lease, status: int, seconds: float) -> None:

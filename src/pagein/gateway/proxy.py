@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -26,9 +26,9 @@ from pagein.gateway.ports import Desk, Lease
 from pagein.gateway.relay import Silence, relay
 from pagein.gateway.reply import CLIENT_LEFT, Reply
 from pagein.gateway.upstream import Upstreams, WorkerBroke
-from pagein.gateway.waiting import Queue, check_context, in_time
+from pagein.gateway.waiting import Queue, check_context, in_time, patiently
+from pagein.protocol import PATHS
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
@@ -39,12 +39,17 @@ class Proxy:
         self._desk = desk
         self._upstreams = upstreams
         self._metrics = metrics
-        self._heartbeat = settings.heartbeat
-        self._plain_wait = settings.plain_wait
+        self.heartbeat = settings.heartbeat
+        self.plain_wait = settings.plain_wait
 
-    async def serve(self, request: web.Request, reading: Awaitable[Call]) -> web.StreamResponse:
-        """Answer one request; never raises but for cancellation, which means that the client left."""
-        reply = Reply(request)
+    async def serve(
+        self, request: web.Request, reading: Awaitable[Call], reply: Reply | None = None
+    ) -> web.StreamResponse:
+        """Answer one request; never raises but for cancellation, which means that the client left.
+
+        ``reply`` writes the answer in another shape than the worker's.
+        """
+        reply = reply if reply is not None else Reply(request)
         with self._metrics.visit() as visit:
             try:
                 call = await reading
@@ -68,9 +73,11 @@ class Proxy:
         with Use(self._desk, lease, reply) as use:
             visit.granted(lease)
             check_context(call, lease.context)
+            prepared = await self._desk.prepare(lease, PATHS[call.capability], call.body)
+            call = replace(call, body=prepared.body)
             try:
                 async with asyncio.timeout(lease.timeout) as clock:
-                    await reply.leased(lease)
+                    await reply.leased(lease, prepared)
                     use.status, response = await self._exchange(call, lease, reply, clock)
             except TimeoutError:
                 if reply.writing:
@@ -81,6 +88,8 @@ class Proxy:
                 raise error.with_output(self._desk.last_lines(lease.model)) from None
             except WorkerBroke:
                 raise await self._desk.why_gone(lease) from None
+            finally:
+                self._desk.account(lease, prepared, reply.counted)
         visit.status = use.status
         return response
 
@@ -89,8 +98,8 @@ class Proxy:
         acquiring = self._desk.acquire(call.model, call.capability, queue.on_wait, call.wishes.keep_alive)
         try:
             if call.stream:
-                return await self._patiently(acquiring, reply, queue.told, self._give_back_unused)
-            return await in_time(self._plain_wait, acquiring, queue, self._desk)
+                return await patiently(acquiring, reply, self.heartbeat, queue.told, self._give_back_unused)
+            return await in_time(self.plain_wait, acquiring, queue, self._desk)
         except WaitTooLong as error:
             queue.add_to(error)
             raise
@@ -104,27 +113,13 @@ class Proxy:
         sending = self._upstreams.post(lease, call)
         if call.stream:
             told = f"{call.model} is working"
-            upstream = await self._patiently(sending, reply, lambda: told, aiohttp.ClientResponse.close)
+            upstream = await patiently(sending, reply, self.heartbeat, lambda: told, aiohttp.ClientResponse.close)
         else:
             upstream = await sending
         try:
             return upstream.status, await relay(call, upstream, reply, Silence(clock, lease.timeout))
         finally:
             upstream.close()  # after the last byte the connection is back in its pool and this does nothing
-
-    async def _patiently(
-        self, work: Coroutine[Any, Any, T], reply: Reply, told: Callable[[], str], undo: Callable[[T], None]
-    ) -> T:
-        """Wait for the work, with a comment to the client every heartbeat; undo it if it comes too late."""
-        task = asyncio.ensure_future(work)
-        try:
-            while not (await asyncio.wait((task,), timeout=self._heartbeat))[0]:
-                await reply.comment(told())
-            return task.result()
-        except BaseException:
-            task.cancel()
-            task.add_done_callback(lambda late: None if late.cancelled() or late.exception() else undo(late.result()))
-            raise
 
 
 class Use:

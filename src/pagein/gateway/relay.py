@@ -108,10 +108,12 @@ async def _relay_events(
         await reply.open(upstream.status, upstream.headers["Content-Type"])
     async for chunk in chunks:
         if whole := events.feed(chunk):
+            reply.pass_on(whole)
             await _pass(whole, reply, silence)
         if events.done or events.fault is not None:
             break
     if rest := events.rest():
+        reply.pass_on(rest)
         await _pass(rest, reply, silence)
     reply.told_all = events.fault is None and (events.done or events.finished)
     if events.fault is not None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from typing import Any
 
 from aiohttp import web
 
 from pagein.errors import PageinError
 from pagein.gateway import sse
-from pagein.gateway.ports import Lease
+from pagein.gateway.ports import Lease, Prepared
 from pagein.gateway.problems import as_event, internal_problem, problem, response_of
+from pagein.kv.reuse import Counted, CountedInStream, counted
 
 CLIENT_LEFT = 499
 """The status, never sent, of a request whose client went away; nginx's word for it."""
@@ -25,6 +28,9 @@ class Reply:
         self._events = False
         self.writing = False
         """The client is being waited for, not the worker."""
+        self._counter = CountedInStream()
+        self.counted: Counted | None = None
+        """What the engine said that it reused and computed, once that has passed."""
         self.told_all = False
         """The mark of the stream's end went out: many clients close there, and have their answer."""
 
@@ -33,20 +39,32 @@ class Reply:
         """Whether headers were sent, so that the status is settled."""
         return self._stream is not None
 
-    async def leased(self, lease: Lease) -> None:
-        """Tell the client what its request waited for: by headers, or by a comment in a stream that has begun."""
+    async def leased(self, lease: Lease, prepared: Prepared | None = None) -> None:
+        """Tell the client what its request waited for and what was brought back for it.
+
+        By headers, or by a comment in a stream that has begun.
+        """
         told = {"X-Pagein-Model": lease.model, "X-Pagein-Queue-Ms": str(round(lease.waited_seconds * 1000))}
         if lease.load_seconds is not None:
             told["X-Pagein-Load-Ms"] = str(round(lease.load_seconds * 1000))
         if lease.evicted:
             told["X-Pagein-Evicted"] = ", ".join(lease.evicted)
-        self._headers = told
+        if prepared is not None:
+            told |= _told_of_state(prepared)
+        self._headers.update(told)
         if self.begun:
-            await self.write(sse.comment(", ".join(f"{name}: {value}" for name, value in told.items())))
+            await self._send(sse.comment(", ".join(f"{name}: {value}" for name, value in self._headers.items())))
+
+    def tell(self, name: str, value: str) -> None:
+        """Add a header to the answer; to be called before `leased`, which tells it in a stream that has begun."""
+        self._headers[name] = value
 
     async def whole(self, status: int, content_type: str, body: bytes) -> web.StreamResponse:
         """Send a complete answer."""
+        self._count(body)
         headers = {**self._headers, "Content-Type": content_type}
+        if self.counted is not None:
+            headers["X-Pagein-Computed-Tokens"] = str(self.counted.computed)
         response = web.Response(status=status, body=body, headers=headers)
         self._stream = response
         self.writing = True
@@ -54,6 +72,17 @@ class Reply:
         await response.write_eof()
         self.writing = False
         return response
+
+    def _count(self, body: bytes) -> None:
+        if b'"timings"' in body or b'"cached_tokens"' in body:
+            with contextlib.suppress(ValueError, RecursionError):
+                answer = json.loads(body)
+                self.counted = counted(answer) if isinstance(answer, dict) else None
+
+    def pass_on(self, events: bytes) -> None:
+        """Look at events of the worker that are about to be written."""
+        self._counter.feed(events)
+        self.counted = self._counter.value
 
     async def open(self, status: int, content_type: str, length: int | None = None) -> None:
         """Send the headers of a stream."""
@@ -64,7 +93,10 @@ class Reply:
         await stream.prepare(self._request)
 
     async def write(self, chunk: bytes) -> None:
-        """Send bytes of the stream; waits while the client reads too slowly."""
+        """Send bytes of the worker's stream; waits while the client reads too slowly."""
+        await self._send(chunk)
+
+    async def _send(self, chunk: bytes) -> None:
         assert self._stream is not None
         self.writing = True
         await self._stream.write(chunk)
@@ -82,7 +114,7 @@ class Reply:
         """Send a heartbeat, and the headers of an event stream before the first one."""
         if not self.begun:
             await self.open(200, sse.CONTENT_TYPE)
-        await self.write(sse.comment(text))
+        await self._send(sse.comment(text))
 
     async def fail(self, error: PageinError | None) -> web.StreamResponse:
         """Answer with an error, None being a fault of Pagein itself: a status where one can be sent, else an event."""
@@ -99,7 +131,7 @@ class Reply:
     async def _fail_stream(self, value: dict[str, Any]) -> web.StreamResponse:
         if not self._events:
             return self.abort()  # a cut connection is the only honest end of half an answer
-        await self.write(sse.event(value))
+        await self._send(sse.event(value))
         return await self.end()
 
     def abort(self) -> web.StreamResponse:
@@ -107,6 +139,19 @@ class Reply:
         if self._request.transport is not None:
             self._request.transport.abort()
         return self._stream if self._stream is not None else web.Response(status=CLIENT_LEFT)
+
+
+def _told_of_state(prepared: Prepared) -> dict[str, str]:
+    """Headers are of printable ASCII, and short."""
+    told = {}
+    if prepared.tokens is not None:
+        told["X-Pagein-Restored-Tokens"] = str(prepared.restored)
+    if prepared.seconds is not None:
+        told["X-Pagein-Restore-Ms"] = str(round(prepared.seconds * 1000))
+    if prepared.miss is not None:
+        text = prepared.miss.encode("ascii", "replace").decode()[:200]
+        told["X-Pagein-Restore-Miss"] = f"{prepared.kind}: {' '.join(text.split())}"
+    return told
 
 
 def _internal() -> web.Response:

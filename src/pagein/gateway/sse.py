@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 
 from pagein.gateway.answers import excerpt, read_json
 from pagein.units import format_bytes
@@ -13,6 +14,8 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """For every event stream: no proxy on the way may keep or hold it back."""
 LONGEST_EVENT = 1024 * 1024
 """Bytes of an event that are held back until it is whole; a longer one is a fault."""
+END = b"[DONE]"
+"""The data of the last event of a chat."""
 _MARKS = (b"\n\n", b"\n\r\n", b"\r\r")
 _MARK = re.compile(rb"\n\n|\n\r\n|\r\r")
 _SEAM = 2
@@ -24,10 +27,24 @@ def comment(text: str) -> bytes:
     return f": {' '.join(text.split())}\n\n".encode()
 
 
-def event(value: object, number: int | None = None) -> bytes:
-    """One event with a JSON value, and its id where it has one."""
+def event(value: object, number: int | None = None, name: str | None = None) -> bytes:
+    """One event with a JSON value, and its id and its name where it has them."""
     head = "" if number is None else f"id: {number}\n"
-    return f"{head}data: {json.dumps(value, ensure_ascii=False, default=str)}\n\n".encode()
+    head += "" if name is None else f"event: {name}\n"
+    return head.encode() + b"data: " + to_json(value) + b"\n\n"
+
+
+def to_json(value: object) -> bytes:
+    """A value as JSON; half an emoji, which engines send, as its escape."""
+    return json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace")
+
+
+def split(whole: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each of some complete events as it stands, with its data (empty: a comment)."""
+    start = 0
+    for mark in _MARK.finditer(whole):
+        yield whole[start : mark.end()], _data_of(whole[start : mark.start()])
+        start = mark.end()
 
 
 class WholeEvents:
@@ -88,7 +105,7 @@ class WholeEvents:
         data = _data_of(text)
         if not data:
             return None
-        if data == b"[DONE]":
+        if data == END:
             self.done = True
             return None
         try:

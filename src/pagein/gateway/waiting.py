@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from pagein.errors import ContextLengthExceeded, WaitTooLong
 from pagein.gateway.call import Call
 from pagein.gateway.ports import Desk, Lease
+from pagein.gateway.reply import Reply
 
+T = TypeVar("T")
 _TRY_AGAIN = 5.0
 """Seconds after which a client may ask again, where nothing better is known."""
 
@@ -75,3 +78,18 @@ def check_context(call: Call, context: int | None) -> None:
     wish = call.wishes.context
     if wish is not None and context is not None and wish > context:
         raise ContextLengthExceeded(call.model, wish, context, call.wishes.context_field)
+
+
+async def patiently(
+    work: Coroutine[Any, Any, T], reply: Reply, pause: float, told: Callable[[], str], undo: Callable[[T], None]
+) -> T:
+    """Wait for the work, with a comment to the client every heartbeat; undo it if it comes too late."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait((task,), timeout=pause))[0]:
+            await reply.comment(told())
+        return task.result()
+    except BaseException:
+        task.cancel()
+        task.add_done_callback(lambda late: None if late.cancelled() or late.exception() else undo(late.result()))
+        raise

@@ -118,13 +118,12 @@ class Acts:
             return
         fresh = model.successor
         assert fresh is not None
-        fresh.waiting, fresh.wanted_since, fresh.pinned = (
-            model.waiting,
-            model.wanted_since,
-            fresh.pinned or model.pinned,
-        )
+        fresh.waiting, fresh.wanted_since, fresh.speculative = model.waiting, model.wanted_since, model.speculative
+        fresh.pinned, fresh.pin_wished = fresh.pinned or model.pin_wished, model.pin_wished
         fresh.heat, fresh.uses, fresh.loads, fresh.last_used = model.heat, model.uses, model.loads, model.last_used
         state.models[model.name] = fresh
         self.out.append(Renewed(model.name, False, note_reason(fresh, "has its new settings")))
         if fresh.problem is not None:
-            self.refuse_all(fresh, LoadFailed(f"model {fresh.name!r} cannot be served: {fresh.problem}"))
+            fresh.wanted_since = None
+            fresh.error = LoadFailed(f"model {fresh.name!r} cannot be served: {fresh.problem}")
+            self.refuse_all(fresh, fresh.error)

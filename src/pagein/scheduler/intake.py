@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagein.errors import ModelNotFound, Outgrown
-from pagein.residency.ledger import Holding
+from pagein.residency.ledger import Holding, Ledger
 from pagein.residency.lifecycle import State
 from pagein.residency.policy import cool
 from pagein.scheduler import events as ev
@@ -94,9 +94,12 @@ def _on_finished(state: SchedulerState, out: list[Action], event: ev.Finished, n
     name = state.model_of.pop(event.request_id, None)
     if name is None:
         return
-    model = state.models[name]
+    model = state.models.get(name)
     granted_at = state.granted_at.pop(event.request_id, now)
-    if state.leases.give_back(event.request_id) is not None:
+    leased = state.leases.give_back(event.request_id) is not None
+    if model is None:  # its worker ended under this request, and it went from the configuration
+        return
+    if leased:
         model.heat = cool(model.heat, now - model.last_used) + 1
         model.last_used = now
         model.uses += 1
@@ -112,11 +115,11 @@ def _on_finished(state: SchedulerState, out: list[Action], event: ev.Finished, n
 
 
 def _on_load_wanted(out: list[Action], model: ModelState, speculative: bool, now: float) -> None:
-    model.speculative = speculative
+    model.speculative = speculative and (model.speculative or model.wanted_since is None)
     model.retry_at = None  # a manual retry does not wait for the back-off
     _call_off_unload(out, model, now)
-    if model.state is not State.RESIDENT and model.wanted_since is None:
-        model.wanted_since = now
+    if (model.state is not State.RESIDENT or model.unload_wanted) and model.wanted_since is None:
+        model.wanted_since = now  # one that leaves for its new settings returns
 
 
 def _on_load_unwanted(model: ModelState) -> None:
@@ -128,7 +131,7 @@ def _on_pin_changed(state: SchedulerState, out: list[Action], event: ev.PinChang
     model = state.models.get(event.model)
     if model is None:
         return
-    model.pinned = event.pinned
+    model.pinned = model.pin_wished = event.pinned
     say(out, model, f"{'pinned' if event.pinned else 'unpinned'} by the operator")
     if model.pinned:
         _call_off_unload(out, model, now)
@@ -258,7 +261,7 @@ def _on_sleep_broke(acts: Acts, model: ModelState, reason: str) -> None:
     """It is on its way out already; now it must really leave."""
     if model.state is State.DRAINING and model.stopping:
         model.sleeps = False
-        acts.out.append(Stop(model.name, note_reason(model, f"it did not sleep: {reason}"), model.evicted_for))
+        acts.out.append(Stop(model.name, note_reason(model, f"it did not sleep: {reason}"), None))
 
 
 def _on_room_wanted(acts: Acts, event: ev.RoomWanted, now: float) -> None:
@@ -281,7 +284,7 @@ def _on_reconfigured(acts: Acts, event: ev.Reconfigured, now: float) -> None:
     state = acts.state
     state.limits = event.limits or state.limits
     for pool, budget in event.budgets.items():
-        state.ledgers[pool].budget = budget
+        state.ledgers.setdefault(pool, Ledger(pool, budget)).budget = budget
     for name in event.removed:
         if (model := state.models.get(name)) is not None:
             model.removed, model.successor, model.wanted_since = True, None, None

@@ -78,6 +78,8 @@ class ModelState:
     queue_limit: int = 64
     keep_alive: float | None = None
     pinned: bool = False
+    pin_wished: bool = False
+    """An operator pinned it, so that it stays pinned whatever is edited."""
     device: str = "cpu"
     """Where it computes: ``cpu`` or ``cuda:N``."""
     heavy: bool = False

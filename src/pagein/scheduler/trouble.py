@@ -74,7 +74,8 @@ def relieve_overdraft(acts: Acts, now: float) -> None:
     state = acts.state
     for pool, ledger in state.ledgers.items():
         coming = state.coming(pool)
-        over, short = ledger.overdraft - coming, state.short_lasting.get(pool, 0) - coming
+        lasting = min(state.short_lasting.get(pool, 0), state.short(pool))  # what came back since is not short
+        over, short = ledger.overdraft - coming, lasting - coming
         if over > 0:
             why = f"{pool} was measured {format_bytes(ledger.overdraft)} over its budget"
             idle = list(state.idle(now))

@@ -31,8 +31,8 @@ def run(spec: WorkerSpec, control: Control, before_ready: Callable[[], None] | N
         version = engine.version()
         if before_ready is not None:
             before_ready()
-        sleeps = started.sleeps
-        control.send(Ready(spec.token, started.endpoint, started.capabilities, version, started.context, sleeps))
+        offers = started.capabilities, version, started.context, started.sleeps, started.state
+        control.send(Ready(spec.token, started.endpoint, *offers))
         why = engine.wait()
         with contextlib.suppress(OSError):  # at the moment there is no daemon
             control.send(Failed(spec.token, why, code="worker_died"))
@@ -53,7 +53,7 @@ def run(spec: WorkerSpec, control: Control, before_ready: Callable[[], None] | N
 
 
 def _raise_stopping(number: int, frame: FrameType | None) -> None:
-    """Once: the kernel sends it again for each thread of a daemon that dies, and a second one would stop the stopping."""
+    """Once: the kernel sends it again for each thread of a daemon that dies, and that would stop the stopping."""
     signal.signal(number, signal.SIG_IGN)
     raise Stopping
 

@@ -1,0 +1,398 @@
+"""Keeps what conversations computed: saves it before it is lost, brings it back before it is needed (row G4).
+
+For workers whose engine can save a slot (`protocol.StateFacts`). The store verifies what is brought back, the engine's
+own counters prove that it was used, and whatever goes wrong is a miss: the engine then computes the prompt as ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pagein.catalog.attention import kept_of
+from pagein.catalog.model import ModelEntry
+from pagein.config.schema import Settings
+from pagein.daemon.kept import Live, with_slot
+from pagein.errors import ConfigError, PageinError
+from pagein.gateway.ports import Prepared
+from pagein.gateway.splice import without
+from pagein.kv.answers import Entry, Fetched, Match, Miss, MissKind, Skipped
+from pagein.kv.header import digest_tokens, pack_tokens
+from pagein.kv.key import Fingerprint
+from pagein.kv.llama_file import read_slot_file
+from pagein.kv.offer import Offer
+from pagein.kv.reuse import Counted
+from pagein.kv.store import Store
+from pagein.kv.weights import Cancelled, WeightDigests
+from pagein.kv.worth import Pace
+from pagein.protocol import PATHS, Capability, Ready, StateFacts
+from pagein.sessions.llama_slots import WAY, LlamaSlots
+from pagein.sessions.slot_table import Route, SlotTable
+from pagein.sessions.tenant import tenant_of
+from pagein.units import format_bytes, format_duration
+
+_log = logging.getLogger("pagein.state")
+
+LEAST_TOKENS = 32
+"""Tokens below which nothing is saved or restored: a call takes longer than computing them."""
+SAVE_BOUND = 2.0
+"""Seconds that saving may hold up a model that leaves; what takes longer is left to the history."""
+SAVE_AFTER = 1.0
+"""Seconds after an answer until its conversation is saved, if nothing else came meanwhile."""
+RESTORE_BOUND = 30.0
+"""Longest restore."""
+KEPT_ENGINE = "llama_cpp"
+KEPT_PATHS = {PATHS[Capability.CHAT], PATHS[Capability.COMPLETION]}
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a model's requests reused, since the daemon's start; tokens."""
+
+    restored: int = 0
+    computed: int = 0
+    cached: int = 0
+    """Reused in all: restored, or still there."""
+    restores: int = 0
+    saves: int = 0
+    misses: dict[str, int] = field(default_factory=dict)
+    """Why nothing was restored, and how often."""
+
+
+class Keeper:
+    """The saved conversations of all models; belongs to the event loop's thread, the disk is asked in others."""
+
+    def __init__(self, store: Store, digests: WeightDigests, tenant: str, folder: Path) -> None:
+        """Use `open`."""
+        self.store = store
+        self._digests, self._tenant = digests, tenant
+        self._staging, self.slots = folder / "incoming", folder / "slots"
+        self._live: dict[str, Live] = {}
+        self._pace: dict[str, Pace] = {}
+        self.counters: dict[str, Counters] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @classmethod
+    def open(cls, folder: Path, settings: Settings) -> Keeper | None:
+        """Open or make the folder; None where the configuration says so. Raises ConfigError where it cannot be used.
+
+        What an earlier daemon left half-way is removed, but for the folders of workers that it left alive.
+        """
+        state = settings.state
+        if not state.enabled:
+            return None
+        try:
+            for name in ("incoming", "slots"):
+                (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            for leftover in (folder / "incoming").iterdir():
+                leftover.unlink(missing_ok=True)
+            cap = state.disk
+            if isinstance(cap, float):
+                cap = int(cap * shutil.disk_usage(folder).free)
+            store = Store.open(folder / "snapshots", cap=cap)
+        except OSError as error:
+            raise ConfigError(f"saved conversations cannot be kept in {folder}: {error}") from error
+        tenant = tenant_of(settings.server.api_key, state.salt)
+        keeper = cls(store, WeightDigests(folder / "weights.json"), tenant, folder)
+        keeper.store.gc(max_idle=state.retain)
+        return keeper
+
+    def sweep(self, adopted: Collection[str]) -> None:
+        """Remove the slot folders of workers that are gone; ``adopted`` are those of workers taken over."""
+        for left in self.slots.iterdir():
+            if str(left) not in adopted:
+                shutil.rmtree(left, ignore_errors=True)
+
+    # ── a worker's life ─────────────────────────────────────────────────────────────────────────
+
+    def begin(self, entry: ModelEntry, ready: Ready) -> None:
+        """A worker is ready; its weights are digested in the background, and until then nothing is restored."""
+        facts, info = ready.state, entry.info
+        if facts is None or facts.way != WAY or info is None or self._closed:
+            return
+        attention = kept_of(info, entry.options)
+        if not attention.is_kept:
+            return
+        slots = LlamaSlots(entry.name, ready.endpoint, facts)
+        live = self._live[entry.name] = Live(slots, facts, SlotTable(facts.slots), not attention.can_be_cut)
+        self._spawn(self._identify(entry, live))
+
+    def expect(self, entry: ModelEntry) -> None:
+        """A load begins: digest its weights beside it, which also reads them into the cache."""
+        if entry.info is not None and entry.engine == KEPT_ENGINE and not self._closed:
+            files = entry.info.files or (entry.info.path,)
+            if not self._digests.known(files):
+                self._spawn(self._digest(files))
+
+    async def _digest(self, files: tuple[Path, ...]) -> None:
+        with contextlib.suppress(OSError, Cancelled):  # `_identify` says what is wrong
+            await asyncio.to_thread(self._digests.digest, files, lambda: self._closed)
+
+    async def _identify(self, entry: ModelEntry, live: Live) -> None:
+        assert entry.info is not None
+        files = entry.info.files or (entry.info.path,)
+        try:
+            digest = await asyncio.to_thread(self._digests.digest, files, lambda: live.over)
+        except (OSError, Cancelled) as error:
+            _log.info("%s: its conversations are not kept: %s", entry.name, str(error) or "it left")
+            return
+        live.fingerprint = _fingerprint(entry, live.facts, digest, self._tenant)
+
+    async def end(self, name: str) -> None:
+        """The worker leaves by the scheduler's wish: save what it holds, within `SAVE_BOUND`; never raises."""
+        live = self._live.pop(name, None)
+        if live is None:
+            return
+        live.over = True
+        try:
+            async with asyncio.timeout(SAVE_BOUND):
+                await self._save_all(name, live)
+        except TimeoutError:
+            _log.warning("%s: saving its conversations took longer than %s; they are recomputed", name, SAVE_BOUND)
+        except Exception:  # a model must be able to leave whatever happens here
+            _log.exception("saving the conversations of %s failed", name)
+        await self._leave(live)
+
+    async def _leave(self, live: Live) -> None:
+        await live.slots.close()
+        await asyncio.to_thread(shutil.rmtree, live.facts.folder, True)
+
+    def forget(self, name: str) -> None:
+        """The worker is gone without a word; what was saved before stays."""
+        live = self._live.pop(name, None)
+        if live is not None:
+            live.over = True
+            self._spawn(self._leave(live))
+
+    async def close(self) -> None:
+        """Finish what is being written; the workers have ended."""
+        self._closed = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=SAVE_BOUND * 2)
+        for task in self._tasks:
+            task.cancel()
+
+    # ── before a request ────────────────────────────────────────────────────────────────────────
+
+    async def prepare(self, model: str, path: str, body: bytes) -> Prepared:
+        """Bring the longest saved beginning of a prompt back, if that pays; never raises, never takes the answer."""
+        live = self._live.get(model)
+        if live is None or path not in KEPT_PATHS:
+            return Prepared(body)
+        try:
+            fields = json.loads(body)
+            if not isinstance(fields, Mapping) or fields.get("cache_prompt") is False:
+                return Prepared(body)
+            if "id_slot" in fields:  # which slot it gets is not the client's to say
+                body = without(body, ("id_slot",))
+            async with live.turn:
+                return await self._prepare(model, live, path, body, fields)
+        except PageinError as error:
+            return self._missed(model, body, error.message, "failed")
+        except (OSError, ValueError) as error:
+            return self._missed(model, body, str(error), "failed")
+
+    async def _prepare(self, model: str, live: Live, path: str, body: bytes, fields: Mapping[str, object]) -> Prepared:
+        tokens = await live.slots.tokens_of(path, fields)
+        if tokens is None:
+            return self._missed(model, body, "its prompt is no list of tokens", "media")
+        busy = {slot.id for slot in await live.slots.look() if slot.busy} | live.in_flight
+        route = live.table.route(tokens, self._tenant, busy)
+        if route is None:
+            return self._missed(model, body, "every slot is in use", "busy")
+        live.in_flight.add(route.slot)
+        try:
+            if route.displaced is not None:
+                await self._save_slot(model, live, route.slot, SAVE_BOUND)
+            if route.foreign:
+                await live.slots.erase(route.slot)
+            prepared = await self._restore(model, live, route, tokens, body)
+        except BaseException:
+            live.in_flight.discard(route.slot)
+            raise
+        live.table.begins(route.slot, tokens, self._tenant)
+        return prepared
+
+    async def _restore(self, model: str, live: Live, route: Route, tokens: list[int], body: bytes) -> Prepared:
+        if live.facts.slots > 1:
+            body = with_slot(body, route.slot)
+        if live.fingerprint is None:
+            return self._missed(model, body, "the weights are not digested yet", "unready", route.slot, tokens)
+        at_least = max(LEAST_TOKENS, route.common + 1)
+        match = await asyncio.to_thread(self.store.longest_match, live.fingerprint, tokens, at_least=at_least)
+        there = f"{route.common} of {len(tokens)} tokens are still there"
+        if not isinstance(match, Match):
+            if route.common >= LEAST_TOKENS:
+                return Prepared(body, route.slot, tokens, reason=there)
+            return self._missed(model, body, match.reason, match.kind.value, route.slot, tokens)
+        size, pace = match.snapshot.header.payload_bytes, self._pace_of(model)
+        verdict = pace.can_restore(match.common_tokens - route.common, size)
+        pace.decided(verdict)
+        if not verdict.pays:
+            return self._missed(model, body, verdict.reason, "slower", route.slot, tokens)
+        began = time.monotonic()
+        lost = await self._bring_back(live, route.slot, match.snapshot)
+        if lost is not None:
+            return self._missed(model, body, lost.reason, lost.kind, route.slot, tokens)
+        seconds = time.monotonic() - began
+        pace.restored(size, seconds)
+        told = f"restored {match.common_tokens} of {len(tokens)} tokens ({format_bytes(size)})"
+        reason = f"{told} in {format_duration(seconds)}"
+        return Prepared(body, route.slot, tokens, match.common_tokens, seconds, reason)
+
+    async def _bring_back(self, live: Live, slot: int, entry: Entry) -> Miss | None:
+        """Let the engine read a snapshot that was verified; returns why it did not."""
+        file = live.slots.new_file()
+        try:
+            fetched = await asyncio.to_thread(self.store.fetch, entry, file)
+            if not isinstance(fetched, Fetched):
+                return fetched
+            saved = (await asyncio.to_thread(read_slot_file, file)).tokens
+            if digest_tokens(pack_tokens(saved)) != entry.header.tokens_digest:
+                return Miss(MissKind.DAMAGED, "the snapshot holds other tokens than it says")
+            live.table.emptied(slot)  # what it had is lost, whatever comes of this
+            await live.slots.restore(slot, file, saved, RESTORE_BOUND)
+            live.table.restored(slot, saved, self._tenant)
+        except PageinError as error:
+            return Miss(MissKind.FAILED, error.message)
+        finally:
+            file.unlink(missing_ok=True)
+        return None
+
+    def _missed(
+        self, model: str, body: bytes, why: str, kind: str, slot: int | None = None, tokens: list[int] | None = None
+    ) -> Prepared:
+        misses = self._counters(model).misses
+        misses[kind] = misses.get(kind, 0) + 1
+        return Prepared(body, slot, tokens, miss=why, kind=kind)
+
+    # ── after a request ─────────────────────────────────────────────────────────────────────────
+
+    def account(self, model: str, prepared: Prepared, counted: Counted | None) -> str | None:
+        """Compare with the engine's own counters; returns the miss where a restore was not used (rule 7)."""
+        counters, live, unused = self._counters(model), self._live.get(model), None
+        if counted is not None:
+            counters.computed += counted.computed
+            counters.cached += counted.cached
+            if counted.prompt_seconds:
+                self._pace_of(model).prefilled(counted.computed, counted.prompt_seconds)
+        if prepared.restored and counted is not None:
+            partly = live is not None and live.whole_only and counted.cached > 0  # it goes on from a checkpoint
+            if counted.proves(prepared.restored) or partly:
+                counters.restores += 1
+                counters.restored += min(prepared.restored, counted.cached)
+            else:
+                unused = f"the engine used {counted.cached} of {prepared.restored} restored tokens"
+                counters.misses["unused"] = counters.misses.get("unused", 0) + 1
+        if live is not None and prepared.slot is not None:
+            live.in_flight.discard(prepared.slot)
+            self._spawn(self._save_later(model, live, prepared.slot))
+        return unused
+
+    async def _save_later(self, model: str, live: Live, slot: int) -> None:
+        """Off the request's path, once the slot has been quiet for a moment."""
+        held = live.table.held(slot)
+        await asyncio.sleep(SAVE_AFTER)
+        if live.over or slot in live.in_flight or held is None or live.table.held(slot) is not held:
+            return
+        async with live.turn:
+            await self._save_slot(model, live, slot, SAVE_BOUND)
+
+    # ── saving ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _save_all(self, model: str, live: Live) -> None:
+        async with live.turn:
+            for slot in range(live.facts.slots):
+                await self._save_slot(model, live, slot, SAVE_BOUND)
+
+    async def _save_slot(self, model: str, live: Live, slot: int, bound: float) -> None:
+        """Let the engine write a slot, then keep the file in the background; whatever fails is only not kept."""
+        held = live.table.held(slot)
+        if held is None or held.saved or live.fingerprint is None or held.tokens < LEAST_TOKENS:
+            return
+        pace, size = self._pace_of(model), live.bytes_for(held.tokens)
+        verdict = pace.can_save(held.tokens, size, bound)
+        if not verdict.pays:
+            _log.info("%s: a conversation is left to its history: %s", model, verdict.reason)
+            return
+        try:
+            saved = await live.slots.save(slot, bound)
+        except PageinError as error:
+            _log.info("%s: a conversation was not saved: %s", model, error.message)
+            return
+        if saved is None:
+            return
+        live.learn_size(len(saved.tokens), saved.bytes)
+        live.table.saved(slot, saved.tokens)
+        staged = self._staging / saved.path.name
+        try:
+            saved.path.replace(staged)  # the worker's folder goes with the worker
+        except OSError as error:
+            _log.warning("%s: a saved conversation was lost: %s", model, error)
+            return
+        offer = Offer(
+            live.fingerprint,
+            saved.tokens,
+            saved.bytes,
+            whole_only=live.whole_only,
+            seconds_saved=max(0.0, verdict.seconds_saved),
+        )
+        self._spawn(self._keep(model, offer, staged, saved.seconds))
+
+    async def _keep(self, model: str, offer: Offer, staged: Path, seconds: float) -> None:
+        """Put a file that the engine wrote into the store."""
+        try:
+            kept = await asyncio.to_thread(self.store.put, offer, staged)
+        finally:
+            await asyncio.to_thread(staged.unlink, True)
+        if isinstance(kept, Skipped):
+            _log.debug("%s: a conversation was not kept: %s", model, kept.reason)
+            return
+        self._pace_of(model).saved(offer.payload_bytes, seconds + kept.seconds)
+        self._counters(model).saves += 1
+
+    # ── questions ───────────────────────────────────────────────────────────────────────────────
+
+    def entries(self) -> list[Entry]:
+        """What is saved, the last used first."""
+        return self.store.entries()
+
+    def _counters(self, model: str) -> Counters:
+        return self.counters.setdefault(model, Counters())
+
+    def _pace_of(self, model: str) -> Pace:
+        return self._pace.setdefault(model, Pace())
+
+    def _spawn(self, work: object) -> None:
+        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _log.error("keeping a conversation failed", exc_info=fault)
+
+
+def _fingerprint(entry: ModelEntry, facts: StateFacts, weights: str, tenant: str) -> Fingerprint:
+    assert entry.info is not None
+    return Fingerprint(
+        weights=weights,
+        quantisation=str(entry.info.metadata.get("general.file_type", "")),
+        kv_type_k=facts.kv_type_k,
+        kv_type_v=facts.kv_type_v,
+        context=facts.context or 0,
+        engine=entry.engine,
+        build=facts.build,
+        tenant=tenant,
+        rope={},  # of the weights, whose digest is here; else by arguments and environment, whose digests are facts
+        layout=dict(facts.layout),
+    )

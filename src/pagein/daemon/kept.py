@@ -1,0 +1,50 @@
+"""What is known of one worker whose conversations are kept."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from pagein.kv.key import Fingerprint
+from pagein.protocol import StateFacts
+from pagein.sessions.llama_slots import LlamaSlots
+from pagein.sessions.slot_table import SlotTable
+
+FIRST_GUESS = 32 * 1024
+"""Bytes of KV per token until a save told: that of a small model; only bounds the first save."""
+
+
+@dataclass(slots=True)
+class Live:
+    """One worker."""
+
+    slots: LlamaSlots
+    facts: StateFacts
+    table: SlotTable
+    whole_only: bool
+    """A state of this model cannot be cut back to fewer tokens."""
+    fingerprint: Fingerprint | None = None
+    """None until the weights were digested."""
+    in_flight: set[int] = field(default_factory=set)
+    """Slots of requests that were prepared and have not ended."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One look, save or restore at a time: what is decided must still hold when it is done."""
+    over: bool = False
+    """It leaves."""
+    bytes_per_token: float = FIRST_GUESS
+
+    def bytes_for(self, tokens: int) -> int:
+        """What a save of so many tokens will take."""
+        return int(tokens * self.bytes_per_token)
+
+    def learn_size(self, tokens: int, size: int) -> None:
+        """A save took so much."""
+        if tokens:
+            self.bytes_per_token = size / tokens
+
+
+def with_slot(body: bytes, slot: int) -> bytes:
+    """Add the slot to a JSON object without touching another byte of it."""
+    at = body.index(b"{") + 1
+    comma = b"" if body[at:].lstrip().startswith(b"}") else b","
+    return body[:at] + f'"id_slot":{slot}'.encode() + comma + body[at:]

@@ -1,0 +1,59 @@
+"""What the worker of a model is given, as it is configured now."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from pagein.catalog.model import ModelEntry
+from pagein.config.schema import Model
+from pagein.daemon.roster import Roster
+from pagein.protocol import WorkerSpec
+from pagein.supervisor.digest import worker_digest
+from pagein.supervisor.environment import worker_environment
+
+
+class Specs:
+    """Writes the specs of workers whose sockets lie in one folder."""
+
+    def __init__(self, roster: Roster, run_dir: Path, slots: Path | None = None) -> None:
+        """``slots`` is where engines write conversations to; None = none are kept."""
+        self._roster, self._run_dir, self._slots = roster, run_dir, slots
+
+    def of(self, name: str, allowance: dict[str, int]) -> tuple[WorkerSpec, dict[str, str]]:
+        """The spec of a model's next worker, and its environment."""
+        entry, model = self._roster.entries[name], self._roster.models[name]
+        spec = WorkerSpec(
+            name=name,
+            engine=entry.engine,
+            token=secrets.token_hex(16),
+            socket_dir=str(self._run_dir),
+            path=str(entry.info.path) if entry.info is not None else None,
+            command=model.command,
+            recipe=entry.recipe,
+            context=entry.context,
+            parallel=model.parallel_for(entry.engine),
+            threads=model.threads,
+            cpus=model.cpus,
+            device=entry.device,
+            allowance=allowance,
+            ready_timeout=self._roster.settings.supervisor.ready_timeout,
+            options=_options(entry, model),
+            slots_dir=str(self._slots) if self._slots is not None else None,
+        )
+        return spec, worker_environment(spec, model.env)
+
+    def digest(self, name: str) -> str:
+        """What decides the worker that a model would get now."""
+        spec, environ = self.of(name, {})
+        return worker_digest(spec, environ, self._roster.entries[name].peak_key)
+
+
+def _options(entry: ModelEntry, model: Model) -> dict[str, object]:
+    """The engine's options; a command is also told what its server offers, and whether it sleeps."""
+    options = dict(entry.options)
+    if entry.engine == "command" and model.capabilities is not None:
+        options["capabilities"] = list(model.capabilities)
+    if entry.engine == "command" and model.sleep:
+        options["sleep"] = True
+    return options
