@@ -361,3 +361,18 @@ async def test_a_task_that_fails_is_said_so(make_lab, caplog):
     assert "a task of the fleet failed" in [r.message for r in caplog.records if r.levelno == logging.ERROR]
     for record in caplog.records:
         record.expected = True
+
+
+async def test_a_worker_that_the_kernel_refused_a_group_is_watched(make_lab, monkeypatch):
+    """Where others have cgroups, one without is ended when it was measured beyond its limit."""
+    lab = make_lab(budget=2000 * MIB, a={}, b={})
+    monkeypatch.setattr(type(lab.limiter), "hard", True)
+    child, other = await lab.resident("a"), await lab.resident("b")
+    lab.ram[child.pid] = 165 * MIB  # granted 100, the margin is 64
+    await lab.meter.sample()
+    await lab.meter.sample()
+    await lab.settle()
+    assert child.ended
+    assert not other.ended
+    assert "since the kernel refused it a cgroup" in lab.model("a").last_reason
+    assert lab.model("a").need["ram"] >= 198 * MIB

@@ -266,3 +266,15 @@ def test_a_hung_worker_takes_no_more_and_lets_those_it_has_finish():
     assert w.stops == []
     w.finish(stream)
     assert w.stops == ["a"]
+
+
+def test_a_pinned_model_survives_the_recovery_from_a_liar():
+    """What is kept is no way out of an overdraft, however long it is idle (fleet 12)."""
+    w = World(10, [model("pin", 4, pinned=True), model("idle", 2), model("liar", 3)])
+    idle(w, "pin", "idle")
+    w.tick(1000.0)
+    w.request("liar")
+    w.ready("liar", used=9)
+    w.run_effects()
+    assert "pin" not in w.stops
+    assert w.resident() >= {"pin"}

@@ -164,6 +164,23 @@ def test_turns_go_by_who_asked_first():
     assert a2 in w.granted
 
 
+def test_a_young_turn_fills_its_slots():
+    """What comes within its first second computes along: a batch costs little more than one, and others wait no longer
+    than that second more."""
+    w = World(30, [heavy("a", 8, parallel=3), heavy("b", 8)])
+    w.send(ev.LoadWanted("b"))
+    w.run_effects()
+    first = w.request("a")
+    w.run_effects()
+    b = w.request("b")
+    w.tick(0.5)
+    along = w.request("a")
+    w.tick(0.6)
+    late = w.request("a")
+    assert {first, along} <= set(w.granted)
+    assert {b, late} <= set(w.waiting)
+
+
 def test_requests_of_one_heavy_model_compute_together():
     """The lock is between models: what a worker batches it may batch."""
     w = World(30, [heavy("a", 8, parallel=2)])

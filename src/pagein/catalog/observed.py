@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -65,10 +66,11 @@ class Observed:
 
 
 class PeakStore:
-    """The store. Use `open`; all methods belong to the thread that opened it."""
+    """The store. Use `open`; a reload resolves models in another thread, so writes take turns."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        self._lock = threading.Lock()
         self._seen: dict[str, Observed] = {}
         self._digests: dict[Stamp, str] = {}
         self._load()
@@ -173,7 +175,7 @@ class PeakStore:
     def _write(self, statements: list[tuple[str, tuple[object, ...]]]) -> None:
         """One transaction; what cannot be written is logged, and forgotten at the next start."""
         try:
-            with self._connection:
+            with self._lock, self._connection:
                 for statement, values in statements:
                     self._connection.execute(statement, values)
         except sqlite3.Error as error:
@@ -181,7 +183,7 @@ class PeakStore:
 
 
 def _connect(target: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(target, timeout=BUSY_SECONDS)
+    connection = sqlite3.connect(target, timeout=BUSY_SECONDS, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")

@@ -19,7 +19,7 @@ from pagein.daemon.roster import Roster
 from pagein.daemon.sleeper import SleepFailed, put_to_sleep, tell_to_wake
 from pagein.daemon.specs import Specs
 from pagein.daemon.worker import Worker
-from pagein.errors import LoadFailed, PageinError, WorkerDied
+from pagein.errors import LoadFailed, Outgrown, PageinError, WorkerDied
 from pagein.protocol import Endpoint, Ready
 from pagein.scheduler import events as ev
 from pagein.scheduler.actions import Action, Kill, Load, Renewed, Sleep, Stop, Wake
@@ -215,14 +215,26 @@ class Fleet:
             await self._broke(name, worker, failed, began)
 
     def _look_at_cells(self) -> None:
-        """The kernel may have ended one process of a worker and left the rest, which cannot work any more."""
+        """End what the kernel maimed, and what outgrew its allowance without a group of its own."""
         for name, worker in self._workers.items():
-            if worker.cell is None or worker.child is None or worker.told is not None or worker.over:
+            if worker.child is None or worker.told is not None or worker.over:
                 continue
-            if worker.cell.oom_kills():
-                error = worker.why(name, WorkerDied(f"model {name!r} lost a process to the kernel"))
+            error = self._trouble(name, worker)
+            if error is not None:
                 worker.told = error
                 self._spawn(self._end_maimed(name, worker, error))
+
+    def _trouble(self, name: str, worker: Worker) -> PageinError | None:
+        """What a look at a worker's memory tells: one that lost a process to the kernel cannot work any more."""
+        if worker.cell is not None:
+            lost = WorkerDied(f"model {name!r} lost a process to the kernel", model=name)
+            return worker.why(name, lost) if worker.cell.oom_kills() else None
+        allowance, used = worker.allowance.get("ram"), self._meter.last(name).get("ram", 0)
+        if not self._limiter.hard or allowance is None:
+            return None  # the scheduler watches
+        limit = limit_for(allowance, self._roster.settings.supervisor.limit_margin)
+        by = "the watchdog, since the kernel refused it a cgroup"
+        return Outgrown(name, "ram", allowance, limit, used, by) if used > limit else None
 
     async def _end_maimed(self, name: str, worker: Worker, error: PageinError) -> None:
         began = time.monotonic()

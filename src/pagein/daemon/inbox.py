@@ -80,7 +80,7 @@ class Inbox:
             actions = self.scheduler.step(event, time.monotonic())
         except Exception:
             _log.exception("the scheduler failed on %s", event)
-            return
+            actions = list(self.scheduler.decided)
         for listener in self._listeners:
             try:
                 listener.on_step(event, actions)

@@ -49,10 +49,16 @@ class Scheduler:
         self._out: list[Action] = []
         self._acts = Acts(state, self._out)
 
+    @property
+    def decided(self) -> list[Action]:
+        """What the last step decided, also where a fault ended it half-way: the state has moved, so it must be done."""
+        return self._out
+
     def step(self, event: ev.Event, now: float) -> list[Action]:
         """Take one event in and return what to do, in order."""
         self._out = []
         self._acts = Acts(self.state, self._out)
+        self.state.now = now
         take_in(self._acts, event, now)
         while self._settle(now):
             pass
@@ -100,6 +106,8 @@ class Scheduler:
     def _grant(self, model: ModelState, now: float) -> None:
         while model.waiting and self._can_grant(model):
             waiter = model.waiting.popleft()
+            if not self.state.busy(model.name):
+                model.turn_since = now
             self.state.leases.take(waiter.request_id, model.name)
             self.state.granted_at[waiter.request_id] = now
             if waiter.keep_alive is not None:

@@ -111,6 +111,8 @@ class ModelState:
     last_used: float = 0.0
     last_answer: float = 0.0
     """When a request of it was answered last."""
+    turn_since: float = 0.0
+    """When it began to compute, nobody having used it before."""
     wished_keep: float | None = None
     """The keep-alive that a request wished; until another wishes otherwise or it is loaded anew."""
     pause: float | None = None
@@ -190,6 +192,8 @@ class SchedulerState:
         """The same at two measurements in a row: a load between two readings makes one of them look short."""
         self.told_effective: dict[str, int] = {}
         """The effective budget that people were told last."""
+        self.now = 0.0
+        """The time of the last step."""
         self.wake_at: float | None = None
         """When something is to be decided that no event tells, None where nothing is."""
         self.available: dict[str, int | None] = {}

@@ -8,6 +8,8 @@ from pagein.scheduler.state import ModelState, SchedulerState, open_slots
 
 LEAST_STAY = 0.02
 """Seconds below which a minimum residency that was halved in vain again and again counts as none."""
+TURN = 1.0
+"""Seconds in which a heavy model that computes takes further requests although another heavy one was asked before."""
 HOLD_FACTOR = 2.0
 """An idle model is held for this many of the pauses that its clients make: they vary."""
 
@@ -77,9 +79,16 @@ def computes_before(state: SchedulerState, model: ModelState) -> ModelState | No
             continue
         if state.busy(other.name):
             return other
+        if has_its_turn(state, model):
+            continue
         if mine is not None and _could_compute(state, other) and (other.waiting[0].since, other.name) < mine:
             first = first or other
     return first
+
+
+def has_its_turn(state: SchedulerState, model: ModelState) -> bool:
+    """Whether it computes and its turn is young: then it may fill its slots, since a batch costs little more."""
+    return state.busy(model.name) and state.now - model.turn_since < TURN
 
 
 def _could_compute(state: SchedulerState, model: ModelState) -> bool:
