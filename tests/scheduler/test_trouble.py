@@ -65,6 +65,19 @@ def test_a_load_that_had_all_the_budget_and_outgrew_it_is_refused():
     assert w.state.models["liar"].failures == 1
 
 
+def test_a_guess_that_no_longer_fits_is_cut_to_what_does():
+    """The daemon takes a little more than before: the model is not refused for ever for a number nobody knows."""
+    w = World(10, [model("liar", 6)])
+    w.request("liar")
+    w.outgrows("liar")
+    assert w.state.models["liar"].need == {"ram": 10}
+    w.send(ev.Measured({}, {}, daemon=1))
+    w.freed("liar")
+    assert w.state.models["liar"].allowance == {"ram": 9}
+    w.run_effects()
+    assert w.resident() == {"liar"}
+
+
 def test_a_worker_that_outgrows_in_use_fails_its_requests_and_reserves_more_next():
     """The in-flight ones are lost with it; that is a failure, and the next load knows better."""
     w = World(100, [model("liar", 10)])

@@ -35,7 +35,7 @@ from pagein.scheduler.acts import Acts
 from pagein.scheduler.intake import take_in
 from pagein.scheduler.outlook import Outcome, Outlook, held_up_by, kept_bytes, outlook
 from pagein.scheduler.state import ModelState, SchedulerState, open_slots
-from pagein.scheduler.trouble import end_liars, relieve_overdraft, relieve_pressure
+from pagein.scheduler.trouble import end_liars, relieve_overdraft, relieve_pressure, settle_for_less
 from pagein.scheduler.turns import computes_before, kept_until
 from pagein.scheduler.words import note_reason, refuse, say, tell_waiters, why_wait
 from pagein.units import format_bytes, format_duration
@@ -176,6 +176,7 @@ class Scheduler:
                 signs = "; ".join(self.state.pressure.signs) or "it was a moment ago"
                 note_reason(model, f"nobody waits for it, and memory is {self.state.pressure.level}: {signs}")
                 continue
+            settle_for_less(self.state, model)
             view = outlook(self.state, model, now)
             if view.outcome is Outcome.NEVER:  # 5a
                 self._give_up(model, view)

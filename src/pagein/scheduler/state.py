@@ -131,6 +131,8 @@ class ModelState:
     """Bytes at the last measurement."""
     allowance: dict[str, int] = field(default_factory=dict)
     """Bytes granted when it was loaded."""
+    outgrew: dict[str, int] = field(default_factory=dict)
+    """The largest allowance that it outgrew, per pool: it needs more than that, and how much is a guess."""
     failures: int = 0
     """Loads that broke and workers that ended by themselves, in a row: an answer or a long life ends the row."""
     retry_at: float | None = None

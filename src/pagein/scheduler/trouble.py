@@ -14,6 +14,8 @@ from pagein.units import format_bytes
 
 GROWTH = 2
 """A model that outgrew its allowance reserves so many times as much next, since nobody knows how much it wanted."""
+GUESSED = "outgrown"
+"""The source of a need that is such a guess."""
 HEADROOM = 1.2
 """The same over what it was measured to reach (G3 of the original systems: measurement plus 20 %)."""
 PRESSURE_PAUSE = 2.0
@@ -30,13 +32,25 @@ def outgrew(acts: Acts, model: ModelState, error: Outgrown) -> bool:
     most = ledger.budget - kept_bytes(acts.state, pool, model.name)[0]
     reached = int(peak * HEADROOM) if isinstance(peak, int) else 0
     wanted = min(most, max(had * GROWTH, reached, model.need.get(pool, 0)))
+    model.outgrew[pool] = max(had, model.outgrew.get(pool, 0))
     if wanted <= had:
         return False
     if wanted > model.need.get(pool, 0):
         model.need = {**model.need, pool: wanted}
-        model.need_source = "outgrown"
+        model.need_source = GUESSED
         say(acts.out, model, f"{error.message}; its next load reserves {format_bytes(wanted)}")
     return True
+
+
+def settle_for_less(state: SchedulerState, model: ModelState) -> None:
+    """A guess that the budget cannot give (any more) is cut to what it can, while that is more than was outgrown."""
+    if model.need_source != GUESSED:
+        return
+    for pool, need in model.need.items():
+        if (ledger := state.ledgers.get(pool)) is not None:
+            most = ledger.budget - kept_bytes(state, pool, model.name)[0]
+            if model.outgrew.get(pool, 0) < most < need:
+                model.need = {**model.need, pool: most}
 
 
 def end_liars(acts: Acts, now: float) -> None:
