@@ -29,6 +29,7 @@ from pagein.daemon.reload import Reloader, describe
 from pagein.daemon.rooms import Rooms
 from pagein.daemon.roster import Roster
 from pagein.daemon.states import limits, model_state, watched_pools
+from pagein.daemon.thrift import few_arenas, give_back_for_ever
 from pagein.daemon.views import View
 from pagein.daemon.watch_file import changes
 from pagein.errors import PageinError
@@ -68,6 +69,7 @@ def serve(
     file at ``path`` changes). Raises PageinError when it cannot start (state folder taken, budget impossible, address
     in use).
     """
+    few_arenas()
     with House(settings.state_dir) as house:
         return asyncio.run(_serve(settings, house, reread, path if watch else None))
 
@@ -156,7 +158,8 @@ class Daemon:
         await self._meter.sample()  # no load is decided before it is known what the machine has
         runner = make_runner(make_app(self.desk, self._settings.server, __version__, self._sessions))
         await runner.setup()
-        background = [asyncio.create_task(self._meter.run()), asyncio.create_task(self._manager.keep_alive())]
+        works = (self._meter.run(), self._manager.keep_alive(), give_back_for_ever())
+        background = [asyncio.create_task(work) for work in works]
         if watched is not None:
             background.append(asyncio.create_task(self._watch(watched)))
         try:

@@ -28,6 +28,7 @@ class Reply:
         self._events = False
         self.writing = False
         """The client is being waited for, not the worker."""
+        self._restored = 0
         self._counter = CountedInStream()
         self.counted: Counted | None = None
         """What the engine said that it reused and computed, once that has passed."""
@@ -50,6 +51,7 @@ class Reply:
         if lease.evicted:
             told["X-Pagein-Evicted"] = ", ".join(lease.evicted)
         if prepared is not None:
+            self._restored = prepared.restored
             told |= _told_of_state(prepared)
         self._headers.update(told)
         if self.begun:
@@ -65,6 +67,10 @@ class Reply:
         headers = {**self._headers, "Content-Type": content_type}
         if self.counted is not None:
             headers["X-Pagein-Computed-Tokens"] = str(self.counted.computed)
+            if self._restored and not self.counted.proves(self._restored):  # the engine's word counts, not ours
+                headers["X-Pagein-Restored-Tokens"] = str(self.counted.cached)
+                if not self.counted.cached:
+                    headers["X-Pagein-Restore-Miss"] = "unused: the engine computed what was restored"
         response = web.Response(status=status, body=body, headers=headers)
         self._stream = response
         self.writing = True

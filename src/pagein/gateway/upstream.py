@@ -141,7 +141,7 @@ def _is_clean(connection: Connection) -> bool:
     return not looking.poll(0)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def _url(endpoint: Endpoint, path: str) -> URL:
     host = "worker" if endpoint.socket is not None else f"{endpoint.host}:{endpoint.port}"
     return URL(f"http://{host}{path}")
