@@ -1,5 +1,5 @@
 # Pagein. `make demo` shows it, `make test` tests it; each sets up what it needs in .venv.
-.PHONY: help demo serve test test-unit test-engines test-wheel lint format docs bench bench-gateway bench-swap bench-compute-lock bench-scenarios bench-chaos bench-kill bench-endurance clean
+.PHONY: help demo serve test test-unit test-engines test-wheel lint format docs bench bench-gateway bench-swap bench-state bench-compute-lock bench-scenarios bench-chaos bench-kill bench-endurance clean
 .DEFAULT_GOAL := help
 
 PY := .venv/bin/python
@@ -63,6 +63,10 @@ bench-gateway:  ## added time per request and requests per second, beside a rout
 bench-swap:     ## two models that exclude each other, alternating, beside a router
 	@$(SETUP) bench
 	@$(PY) benchmarks/swap.py
+
+bench-state:    ## the next turn of a long conversation: never evicted, restored, recomputed
+	@$(SETUP) bench
+	@$(PY) benchmarks/state.py
 
 bench-compute-lock: ## what letting heavy models compute one at a time buys and costs
 	@$(SETUP) bench

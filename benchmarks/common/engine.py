@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from pagein.protocol import WorkerSpec
 from pagein.supervisor.environment import worker_environment
 
 VARIABLE = "LLAMA_SERVER"
-_NOT_COMPARED = ("--host", "--port", "--alias")
+_NOT_COMPARED = ("--host", "--port", "--alias", "--slot-save-path", "LLAMA_ARG_ENDPOINT_SLOTS")
+"""Where it is reached and what it is called; and that Pagein has it save conversations, which is Pagein's own cost."""
 _SAME = {"--embedding": "--embeddings", "--no-webui": "--no-ui"}
 
 
@@ -66,12 +67,15 @@ class EngineModel:
 
     def arguments(self) -> list[str]:
         """The arguments of a llama-server, less its address."""
-        return llama_settings.server_arguments(llama_settings.resolve(self._spec()))
+        return llama_settings.server_arguments(self._settings())
 
     def environment(self) -> dict[str, str]:
         """The environment of a llama-server."""
-        settings = llama_settings.resolve(self._spec())
-        return worker_environment(self._spec(), {}) | llama_settings.server_environment(settings)
+        return worker_environment(self._spec(), {}) | llama_settings.server_environment(self._settings())
+
+    def _settings(self) -> llama_settings.LlamaSettings:
+        """A bare server has no folder for conversations: nobody would tell it to save one."""
+        return replace(llama_settings.resolve(self._spec()), slots_folder=None)
 
     def preset(self) -> str:
         """The same arguments as a section of a router's preset file."""
@@ -109,7 +113,8 @@ def settings_of(process: psutil.Process) -> dict[str, str | None]:
     """How a running llama-server was really set up: arguments, and variables that stand for arguments."""
     told = {_SAME.get(name, name): value for name, value in pairs(process.cmdline()[1:]) if name not in _NOT_COMPARED}
     variables = process.environ().items()
-    return told | {name: value for name, value in variables if name.startswith(("LLAMA_ARG_", "OMP_", "GOMP_"))}
+    compared = ("LLAMA_ARG_", "OMP_", "GOMP_")
+    return told | {name: value for name, value in variables if name.startswith(compared) and name not in _NOT_COMPARED}
 
 
 def check_same(arms: Mapping[str, dict[str, str | None]]) -> dict[str, str | None]:

@@ -12,7 +12,7 @@ from common.page_storms import details_of, scenario_table
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
-NAMES = ("gateway", "swap", "compute-lock", "scenarios", "chaos", "kill", "endurance")
+NAMES = ("gateway", "swap", "state", "compute-lock", "scenarios", "chaos", "kill", "endurance")
 
 INTRODUCTION = """# Benchmarks
 
@@ -28,6 +28,9 @@ ABOUT = {
     "and nginx as a plain reverse proxy (the floor).",
     "swap": "Two models and room for one, asked in turn: seconds from the request to the whole answer of four tokens, "
     "beside llama-server's router with `--models-max 1`.",
+    "state": "The next turn of a conversation with so many tokens behind it: seconds to the first token, by where its "
+    "KV cache is. *recomputed* is what any manager without saved conversations pays; the goals hold at 4,096 tokens. "
+    "Snapshots are dropped from the page cache before they are restored.",
     "compute-lock": "Two heavy models and a light one asked at once, with and without `scheduler.compute_lock` (here "
     "*peer* is Pagein without it).",
     "scenarios": "Situations that break model managers, each stated once and run against every manager that an adapter "

@@ -124,8 +124,8 @@ class Exchange:
 class Connection:
     """One kept connection; asks one request after the other."""
 
-    def __init__(self, address: Address) -> None:
-        self.address = address
+    def __init__(self, address: Address, timeout: float = TIMEOUT) -> None:
+        self.address, self._timeout = address, timeout
         self.opened = 0
         self._socket: socket.socket | None = None
 
@@ -163,6 +163,7 @@ class Connection:
             self.close()
             self._socket = connect(self.address)
             self.opened += 1
+        self._socket.settimeout(self._timeout)
         return self._socket
 
     def close(self) -> None:

@@ -322,6 +322,17 @@ class ItemNotFound(PageinError):
     http_status = 404
 
 
+class SnapshotNotFound(PageinError):
+    """There is no such snapshot: it was removed, left for others, or never was."""
+
+    code = "snapshot_not_found"
+    http_status = 404
+    exit_code = 4
+
+    def __init__(self, snapshot: str) -> None:
+        super().__init__(f"there is no snapshot {snapshot!r}", hint="see 'pagein state ls'")
+
+
 class HistoryTooLong(PageinError):
     """What was said before is longer than a request may be."""
 
@@ -376,6 +387,7 @@ class SnapshotDamaged(PageinError):
     """A snapshot on disk is not what was written; the message names the part and both numbers. It counts as a miss."""
 
     code = "snapshot_damaged"
+    exit_code = 14
 
 
 class SlotFault(PageinError):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.cli.talkable import gateway  # noqa: F401
 from typer.testing import CliRunner, Result
 
 from pagein.cli.app import app

@@ -23,6 +23,7 @@ from pagein.gateway.ports import (
     RoomView,
     StatusView,
 )
+from pagein.gateway.snapshot_ports import Snapshots
 from pagein.kv.reuse import Counted
 from pagein.protocol import PATHS, Capability, Endpoint
 
@@ -62,6 +63,8 @@ class FakeDesk:
     accounted: list[tuple[Prepared, Counted | None]] = field(default_factory=list)
     printed: dict[str, list[str]] = field(default_factory=dict)
     """Last lines of output, by model."""
+    snapshots: Snapshots | None = None
+    """None: `state` is off."""
 
     def __post_init__(self) -> None:
         self.gate = asyncio.Event()

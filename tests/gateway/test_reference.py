@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pagein.config.schema import Server
 from pagein.errors import PageinError
 from pagein.gateway.app import make_app
+from pagein.kv.answers import MissKind
 from tests.gateway.conftest import Serve
 from tests.gateway.fakes import FakeDesk
 
@@ -52,3 +53,12 @@ async def test_every_metric_is_listed(serve: Serve) -> None:
     rows = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `pagein_")]
     listed = {word for row in rows for word in re.findall(r"pagein_\w+", row)}
     assert {name for name in names if not name.endswith("_created")} == listed
+
+
+def test_every_kind_of_miss_is_listed() -> None:
+    """What a header names as the kind of a miss has a row that explains it."""
+    keeper = (Path(__file__).parents[2] / "src" / "pagein" / "daemon" / "keeper.py").read_text(encoding="utf-8")
+    own = re.findall(r'_missed\([^\n]*?"([a-z]+)"', keeper)
+    assert {"slower", "busy", "unready", "failed"} <= set(own)
+    for kind in {*own, *MissKind, "media", "unwanted", "unused"}:
+        assert f"\n| `{kind}` |" in PAGE, kind

@@ -42,7 +42,7 @@ COMMANDS: dict[str, Entry] = {
     "explain": Entry("Say what was decided about a model, and why.", "Look inside"),
     "plan": Entry("Say what loading a model now would do, without doing it.", "Look inside"),
     "logs": Entry("Print the log of a model.", "Look inside"),
-    "state": Entry("List, delete or export the conversations that are kept.", "Look inside"),
+    "state": Entry("List, delete, export or check what is kept of conversations.", "Look inside"),
     "version": Entry("Print the version.", "Look inside"),
 }
 """Every command. Its function has its name and lives in ``pagein.cli.<name>``; its docstring starts so."""

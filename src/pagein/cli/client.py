@@ -20,15 +20,19 @@ from pagein.cli.decode import (
     error_of,
     plan_of,
     reload_of,
+    removed_of,
     room_of,
     rooms_of,
+    saved_of,
     status_of,
     stranger,
     thread_of,
     threads_of,
+    verified_of,
 )
 from pagein.errors import ConversationNotFound, DaemonUnreachable, ModelNotFound, PageinError, Unauthorized
 from pagein.gateway.ports import Decision, PlanView, ReloadView, RoomView, StatusView
+from pagein.gateway.snapshot_ports import Removed, SavedView, Verified
 from pagein.history import Thread
 
 T = TypeVar("T")
@@ -140,6 +144,28 @@ class Client:
         async with self._open("GET", "/api/state/export", params=query) as response:
             async for chunk in response.content.iter_any():
                 yield chunk
+
+    async def saved(self) -> SavedView:
+        """Return the snapshots, and what was reused of them."""
+        return saved_of(await self._ask("/api/state"))
+
+    async def forget_snapshot(self, snapshot: str) -> None:
+        """Remove a snapshot."""
+        async with self._open("DELETE", f"/api/state/snapshots/{quote(snapshot, safe='')}"):
+            pass
+
+    async def forget_snapshots(self) -> Removed:
+        """Remove all snapshots."""
+        async with self._open("DELETE", "/api/state/snapshots") as response:
+            return removed_of(await response.json(content_type=None))
+
+    async def verify(self, snapshot: str | None) -> Verified:
+        """Have a snapshot, or all, read through; takes as long as reading does."""
+        return verified_of(await self.post("/api/state/verify", {"id": snapshot} if snapshot is not None else {}))
+
+    async def collect_garbage(self, idle: float | None) -> Removed:
+        """Have leftovers swept, and snapshots removed that are idle for longer."""
+        return removed_of(await self.post("/api/state/gc", {"idle": idle} if idle is not None else {}))
 
     async def stream(
         self, path: str, body: dict[str, object], headers: dict[str, str] | None = None

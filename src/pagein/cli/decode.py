@@ -17,6 +17,7 @@ from pagein.gateway.ports import (
     RoomView,
     StatusView,
 )
+from pagein.gateway.snapshot_ports import Fault, Removed, ReuseView, SavedView, SnapshotView, UsageView, Verified
 from pagein.history import Thread
 
 T = TypeVar("T")
@@ -53,6 +54,23 @@ def threads_of(body: Any) -> list[Thread]:
 def thread_of(body: Any) -> Thread:
     """Read one conversation."""
     return _value(Thread, body)
+
+
+def saved_of(body: Any) -> SavedView:
+    """Read the answer of ``GET /api/state``."""
+    snapshots = [_value(SnapshotView, one) for one in _list(body, "snapshots")]
+    models = [_value(ReuseView, one) for one in _list(body, "models")]
+    return SavedView(_value(UsageView, body.get("usage")), snapshots, models)
+
+
+def verified_of(body: Any) -> Verified:
+    """Read the answer of ``POST /api/state/verify``."""
+    return _value(Verified, {**body, "faults": [_value(Fault, one) for one in _list(body, "faults")]})
+
+
+def removed_of(body: Any) -> Removed:
+    """Read the answer of a removal of many snapshots."""
+    return _value(Removed, body)
 
 
 def plan_of(body: Any) -> PlanView:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sys
-import time
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from enum import StrEnum
@@ -14,17 +13,19 @@ from pathlib import Path
 from typing import Annotated, BinaryIO
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from pagein.cli.address import Daemon, find_daemon
 from pagein.cli.client import Client, call
-from pagein.cli.console import print_json, printable, show
+from pagein.cli.console import print_json, show
 from pagein.cli.options import Json, StateDir, Url
-from pagein.cli.views import short_duration
-from pagein.errors import BadUsage
+from pagein.cli.state_tables import reuse_line, snapshot_table, thread_table, usage_line
+from pagein.errors import BadUsage, ConversationNotFound, SnapshotDamaged, SnapshotNotFound
+from pagein.gateway.snapshot_ports import Removed, SavedView, Verified
 from pagein.history import Thread
-from pagein.units import format_bytes
+from pagein.units import format_bytes, parse_duration
+
+_SNAPSHOT = re.compile(r"[0-9a-f]{24}")
 
 
 class Verb(StrEnum):
@@ -33,14 +34,27 @@ class Verb(StrEnum):
     LS = "ls"
     RM = "rm"
     EXPORT = "export"
+    VERIFY = "verify"
+    GC = "gc"
 
 
-Action = Annotated[Verb, typer.Argument(metavar="ls|rm|export", help="List, delete, or export as lines of JSON.")]
+Action = Annotated[
+    Verb,
+    typer.Argument(
+        metavar="ls|rm|export|verify|gc",
+        help="List; delete; export conversations as lines of JSON; read snapshots through; remove old snapshots.",
+    ),
+]
 Names = Annotated[
-    list[str] | None, typer.Argument(metavar="[NAME...]", help="Sessions by name, other conversations by id.")
+    list[str] | None,
+    typer.Argument(metavar="[NAME...]", help="Sessions by name; other conversations and snapshots by id."),
 ]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="New file for an export; else standard output.")
+]
+All = Annotated[bool, typer.Option("--all", help="rm: delete every conversation and every snapshot.")]
+Idle = Annotated[
+    str | None, typer.Option("--idle", metavar="TIME", help="gc: remove what was not used for this long, e.g. 7d.")
 ]
 
 
@@ -48,57 +62,116 @@ def state(
     verb: Action,
     names: Names = None,
     output: Output = None,
+    everything: All = False,
+    idle: Idle = None,
     url: Url = None,
     state_dir: StateDir = None,
     json: Json = False,
 ) -> None:
-    """List, delete or export the conversations that are kept.
+    """List, delete, export or check what is kept of conversations.
 
-    They are those of `pagein chat` and of the API: sessions, conversations, and responses that continue each other.
-    What is deleted is gone. An export without a name has all of them.
+    There are conversations (what was said: sessions, conversations, responses that continue each other) and snapshots
+    (what a model computed of them, so that the next turn need not). What is deleted is gone.
+
+    An export without a name has all conversations. verify without a name reads every snapshot, moves damaged ones
+    aside and then fails. gc without --idle removes what was not used for `state.retain`.
     """
     daemon, given = find_daemon(url, state_dir), names or []
-    if output is not None and verb is not Verb.EXPORT:
-        raise BadUsage("--output is for an export")
+    _refuse_strays(verb, output, everything, idle)
     match verb:
         case Verb.LS:
             _list(daemon, given, json)
         case Verb.RM:
-            if not given:
-                raise BadUsage("rm needs the names of what shall be deleted", hint="see 'pagein state ls'")
-            call(daemon, lambda client: _remove(client, given))
+            _remove(daemon, given, everything)
         case Verb.EXPORT:
             _export(daemon, given, output)
+        case Verb.VERIFY:
+            _verify(daemon, given, json)
+        case Verb.GC:
+            _collect(daemon, given, idle, json)
+
+
+def _refuse_strays(verb: Verb, output: Path | None, everything: bool, idle: str | None) -> None:
+    for option, given, of in (
+        ("--output", output is not None, Verb.EXPORT),
+        ("--all", everything, Verb.RM),
+        ("--idle", idle is not None, Verb.GC),
+    ):
+        if given and verb is not of:
+            raise BadUsage(f"{option} is for {of}")
+
+
+# ── ls ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _list(daemon: Daemon, names: list[str], json: bool) -> None:
-    threads = [t for t in call(daemon, lambda client: client.threads()) if not names or {t.id, t.name} & {*names}]
+    async def ask(client: Client) -> tuple[list[Thread], SavedView]:
+        return await client.threads(), await client.saved()
+
+    threads, saved = call(daemon, ask)
+    threads = [one for one in threads if not names or {one.id, one.name} & {*names}]
+    snapshots = [one for one in saved.snapshots if not names or {one.id, one.model} & {*names}]
     if json:
-        print_json([asdict(thread) for thread in threads])
-    elif threads:
-        show(_table(threads))
+        listed = {"conversations": [asdict(one) for one in threads], **asdict(saved)}
+        print_json({**listed, "snapshots": [asdict(one) for one in snapshots]})
+        return
+    if threads:
+        show(thread_table(threads))
     else:
         show(Text("no conversation is kept"))
+    show(Text())
+    if snapshots:
+        show(snapshot_table(snapshots))
+    show(usage_line(saved.usage))
+    for model in saved.models:
+        show(reuse_line(model))
 
 
-def _table(threads: Iterable[Thread]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("NAME", overflow="fold")
-    for title in ("KIND", "MODEL"):
-        table.add_column(title, no_wrap=True)
-    for title in ("ITEMS", "SIZE", "USED"):
-        table.add_column(title, justify="right", no_wrap=True)
-    now = time.time()
-    for one in threads:
-        used = f"{short_duration(max(now - one.used, 0))} ago"
-        name = Text(printable(one.name or one.id), "cyan")
-        table.add_row(name, str(one.kind), one.model or "-", str(one.entries), format_bytes(one.bytes), used)
-    return table
+# ── rm ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _remove(client: Client, names: list[str]) -> None:
+def _remove(daemon: Daemon, names: list[str], everything: bool) -> None:
+    if everything and names:
+        raise BadUsage("rm takes names or --all, not both")
+    if not (everything or names):
+        raise BadUsage("rm needs the names of what shall be deleted, or --all", hint="see 'pagein state ls'")
+    if everything:
+        show(Text(call(daemon, _remove_all)))
+    else:
+        call(daemon, lambda client: _remove_named(client, names))
+
+
+async def _remove_named(client: Client, names: list[str]) -> None:
     for name in names:
-        await client.forget(name)
+        try:
+            await client.forget(name)
+        except ConversationNotFound:
+            if not _SNAPSHOT.fullmatch(name):
+                raise
+            await client.forget_snapshot(name)
+
+
+async def _remove_all(client: Client) -> str:
+    removed, count, before = await client.forget_snapshots(), 0, -1
+    while count > before and (threads := await client.threads()):  # a list has its longest length
+        before = count
+        for thread in threads:
+            with suppress(ConversationNotFound):  # another has deleted it meanwhile
+                await client.forget(thread.id)
+                count += 1
+    return f"deleted {_conversations(count)} and {_told(removed)}"
+
+
+def _conversations(count: int) -> str:
+    return f"{count} conversation{'' if count == 1 else 's'}"
+
+
+def _told(removed: Removed) -> str:
+    plural = "" if removed.snapshots == 1 else "s"
+    return f"{removed.snapshots} snapshot{plural} ({format_bytes(removed.bytes)})"
+
+
+# ── export ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _export(daemon: Daemon, names: list[str], output: Path | None) -> None:
@@ -125,3 +198,45 @@ async def _write(client: Client, names: list[str], target: BinaryIO) -> None:
         async for chunk in client.export(name):
             target.write(chunk)
     target.flush()
+
+
+# ── verify, gc ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _verify(daemon: Daemon, names: list[str], json: bool) -> None:
+    for name in names:
+        if not _SNAPSHOT.fullmatch(name):
+            raise SnapshotNotFound(name)
+
+    async def ask(client: Client) -> list[Verified]:
+        wanted: list[str | None] = [*names] or [None]
+        return [await client.verify(name) for name in wanted]
+
+    found = call(daemon, ask)
+    faults = [fault for one in found for fault in one.faults]
+    checked, size = sum(one.checked for one in found), sum(one.bytes for one in found)
+    if json:
+        print_json(asdict(Verified(checked, size, faults)))
+    else:
+        for fault in faults:
+            show(Text(f"{fault.id}: {fault.reason}", "red"))
+        show(Text(f"read {_told(Removed(checked, size))}, {len(faults)} with a fault"))
+    if faults:
+        raise SnapshotDamaged(
+            f"{len(faults)} of {checked} snapshots cannot be used",
+            hint="what is damaged was moved aside, and its conversation is computed anew; check the disk",
+        )
+
+
+def _collect(daemon: Daemon, names: list[str], idle: str | None, json: bool) -> None:
+    if names:
+        raise BadUsage("gc takes no names", hint="'pagein state rm' does")
+    try:
+        seconds = parse_duration(idle) if idle is not None else None
+    except ValueError as error:
+        raise BadUsage(f"--idle: {error}") from None
+    removed = call(daemon, lambda client: client.collect_garbage(seconds))
+    if json:
+        print_json(asdict(removed))
+    else:
+        show(Text(f"removed {_told(removed)}"))

@@ -32,6 +32,7 @@ KIND_STYLE = {
     "lease_end": "cyan",
     "deny": "red",
     "reload": "yellow",
+    "state": "blue",
     "freed": "magenta",
     "refuse": "red",
     "kill": "red",

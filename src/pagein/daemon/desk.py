@@ -15,6 +15,7 @@ from pagein.daemon.keeper import Keeper
 from pagein.daemon.reload import Reloader
 from pagein.daemon.rooms import Rooms
 from pagein.daemon.roster import Roster
+from pagein.daemon.saved import Saved
 from pagein.daemon.views import View
 from pagein.errors import (
     CapabilityMissing,
@@ -77,6 +78,7 @@ class DaemonDesk:
     ) -> None:
         self._roster, self._rooms, self._reloader, self._keeper = roster, rooms, reloader, keeper
         self._inbox, self._fleet, self._journal, self._view = inbox, fleet, journal, view
+        self.snapshots = Saved(keeper, roster) if keeper is not None else None
         self._ids = itertools.count(1)
         self._tickets: dict[int, _Ticket] = {}
         self._loads: _Watchers = {}

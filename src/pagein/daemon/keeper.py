@@ -12,27 +12,27 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pagein.catalog.attention import kept_of
 from pagein.catalog.model import ModelEntry
 from pagein.config.schema import Settings
-from pagein.daemon.kept import Live, with_slot
+from pagein.daemon.kept import Counters, Live, fingerprint_of, with_slot
 from pagein.errors import ConfigError, PageinError
 from pagein.gateway.ports import Prepared
 from pagein.gateway.splice import without
 from pagein.kv.answers import Entry, Fetched, Match, Miss, MissKind, Skipped
 from pagein.kv.header import digest_tokens, pack_tokens
-from pagein.kv.key import Fingerprint
 from pagein.kv.llama_file import read_slot_file
 from pagein.kv.offer import Offer
 from pagein.kv.reuse import Counted
 from pagein.kv.store import Store
 from pagein.kv.weights import Cancelled, WeightDigests
 from pagein.kv.worth import Pace
-from pagein.protocol import PATHS, Capability, Ready, StateFacts
+from pagein.protocol import PATHS, Capability, Ready
 from pagein.sessions.llama_slots import WAY, LlamaSlots
 from pagein.sessions.slot_table import Route, SlotTable
 from pagein.sessions.tenant import tenant_of
@@ -46,24 +46,14 @@ SAVE_BOUND = 2.0
 """Seconds that saving may hold up a model that leaves; what takes longer is left to the history."""
 SAVE_AFTER = 1.0
 """Seconds after an answer until its conversation is saved, if nothing else came meanwhile."""
+GC_EVERY = 6 * 3600.0
+"""Seconds between two looks at what has not been used for too long."""
 RESTORE_BOUND = 30.0
 """Longest restore."""
+DIGEST_WAIT = 2.0
+"""Longest that a request waits for the digest of its model's weights, which mostly was made while they loaded."""
 KEPT_ENGINE = "llama_cpp"
 KEPT_PATHS = {PATHS[Capability.CHAT], PATHS[Capability.COMPLETION]}
-
-
-@dataclass(slots=True)
-class Counters:
-    """What a model's requests reused, since the daemon's start; tokens."""
-
-    restored: int = 0
-    computed: int = 0
-    cached: int = 0
-    """Reused in all: restored, or still there."""
-    restores: int = 0
-    saves: int = 0
-    misses: dict[str, int] = field(default_factory=dict)
-    """Why nothing was restored, and how often."""
 
 
 class Keeper:
@@ -78,6 +68,7 @@ class Keeper:
         self._pace: dict[str, Pace] = {}
         self.counters: dict[str, Counters] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writing: dict[str, set[asyncio.Task[None]]] = {}
         self._closed = False
 
     @classmethod
@@ -90,8 +81,9 @@ class Keeper:
         if not state.enabled:
             return None
         try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in ("incoming", "slots"):
-                (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+                (folder / name).mkdir(mode=0o700, exist_ok=True)
             for leftover in (folder / "incoming").iterdir():
                 leftover.unlink(missing_ok=True)
             cap = state.disk
@@ -143,8 +135,9 @@ class Keeper:
             digest = await asyncio.to_thread(self._digests.digest, files, lambda: live.over)
         except (OSError, Cancelled) as error:
             _log.info("%s: its conversations are not kept: %s", entry.name, str(error) or "it left")
-            return
-        live.fingerprint = _fingerprint(entry, live.facts, digest, self._tenant)
+        else:
+            live.fingerprint = fingerprint_of(entry, live.facts, digest, self._tenant)
+        live.identified.set()
 
     async def end(self, name: str) -> None:
         """The worker leaves by the scheduler's wish: save what it holds, within `SAVE_BOUND`; never raises."""
@@ -179,6 +172,13 @@ class Keeper:
             await asyncio.wait(self._tasks, timeout=SAVE_BOUND * 2)
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def look_after(self, retain: float) -> None:
+        """Remove what was not used for longer than ``retain`` seconds, again and again."""
+        while True:
+            await asyncio.sleep(GC_EVERY)
+            await asyncio.to_thread(self.store.gc, max_idle=retain)
 
     # ── before a request ────────────────────────────────────────────────────────────────────────
 
@@ -189,7 +189,7 @@ class Keeper:
             return Prepared(body)
         try:
             fields = json.loads(body)
-            if not isinstance(fields, Mapping) or fields.get("cache_prompt") is False:
+            if not isinstance(fields, Mapping):
                 return Prepared(body)
             if "id_slot" in fields:  # which slot it gets is not the client's to say
                 body = without(body, ("id_slot",))
@@ -201,11 +201,17 @@ class Keeper:
             return self._missed(model, body, str(error), "failed")
 
     async def _prepare(self, model: str, live: Live, path: str, body: bytes, fields: Mapping[str, object]) -> Prepared:
-        tokens = await live.slots.tokens_of(path, fields)
+        wanted = fields.get("cache_prompt") is not False
+        tokens = await live.slots.tokens_of(path, fields) if wanted else None
         if tokens is None:
-            return self._missed(model, body, "its prompt is no list of tokens", "media")
-        busy = {slot.id for slot in await live.slots.look() if slot.busy} | live.in_flight
-        route = live.table.route(tokens, self._tenant, busy)
+            await self._let_go(model, live)
+            why = "its prompt is no list of tokens" if wanted else "it says `cache_prompt: false`"
+            return self._missed(model, body, why, "media" if wanted else "unwanted")
+        busy = {slot.id for slot in await live.slots.look() if slot.busy}
+        # the engine may still be at a request whose client left: it will take this one behind it
+        route = live.table.route(tokens, self._tenant, busy | live.in_flight) or live.table.route(
+            tokens, self._tenant, live.in_flight
+        )
         if route is None:
             return self._missed(model, body, "every slot is in use", "busy")
         live.in_flight.add(route.slot)
@@ -219,11 +225,23 @@ class Keeper:
             live.in_flight.discard(route.slot)
             raise
         live.table.begins(route.slot, tokens, self._tenant)
-        return prepared
+        return replace(prepared, worker=live.number)
+
+    async def _let_go(self, model: str, live: Live) -> None:
+        """A request comes whose slot the engine chooses: save what it may take, and rely on nothing that was there."""
+        for slot in range(live.facts.slots):
+            if slot not in live.in_flight:
+                await self._save_slot(model, live, slot, SAVE_BOUND)
+                live.table.emptied(slot)
 
     async def _restore(self, model: str, live: Live, route: Route, tokens: list[int], body: bytes) -> Prepared:
         if live.facts.slots > 1:
             body = with_slot(body, route.slot)
+        if not live.identified.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(live.identified.wait(), DIGEST_WAIT)
+        if route.common < LEAST_TOKENS and (writing := self._writing.get(model)):
+            await asyncio.wait(writing, timeout=SAVE_BOUND)  # what its last worker saved just before it left
         if live.fingerprint is None:
             return self._missed(model, body, "the weights are not digested yet", "unready", route.slot, tokens)
         at_least = max(LEAST_TOKENS, route.common + 1)
@@ -279,6 +297,8 @@ class Keeper:
     def account(self, model: str, prepared: Prepared, counted: Counted | None) -> str | None:
         """Compare with the engine's own counters; returns the miss where a restore was not used (rule 7)."""
         counters, live, unused = self._counters(model), self._live.get(model), None
+        if live is not None and live.number != prepared.worker:
+            live = None  # of a worker that is gone: its successor's slots are not touched
         if counted is not None:
             counters.computed += counted.computed
             counters.cached += counted.cached
@@ -319,7 +339,7 @@ class Keeper:
         if held is None or held.saved or live.fingerprint is None or held.tokens < LEAST_TOKENS:
             return
         pace, size = self._pace_of(model), live.bytes_for(held.tokens)
-        verdict = pace.can_save(held.tokens, size, bound)
+        verdict = pace.can_save(held.tokens, size, bound if pace.saving.measured else None)  # the first save is tried
         if not verdict.pays:
             _log.info("%s: a conversation is left to its history: %s", model, verdict.reason)
             return
@@ -344,10 +364,15 @@ class Keeper:
             saved.bytes,
             whole_only=live.whole_only,
             seconds_saved=max(0.0, verdict.seconds_saved),
+            facts={"model": model},
         )
-        self._spawn(self._keep(model, offer, staged, saved.seconds))
+        pace.saved(saved.bytes, saved.seconds)  # the engine's part: the rest holds nobody up
+        writing = self._writing.setdefault(model, set())
+        task = self._spawn(self._keep(model, offer, staged))
+        writing.add(task)
+        task.add_done_callback(writing.discard)
 
-    async def _keep(self, model: str, offer: Offer, staged: Path, seconds: float) -> None:
+    async def _keep(self, model: str, offer: Offer, staged: Path) -> None:
         """Put a file that the engine wrote into the store."""
         try:
             kept = await asyncio.to_thread(self.store.put, offer, staged)
@@ -356,7 +381,6 @@ class Keeper:
         if isinstance(kept, Skipped):
             _log.debug("%s: a conversation was not kept: %s", model, kept.reason)
             return
-        self._pace_of(model).saved(offer.payload_bytes, seconds + kept.seconds)
         self._counters(model).saves += 1
 
     # ── questions ───────────────────────────────────────────────────────────────────────────────
@@ -371,28 +395,13 @@ class Keeper:
     def _pace_of(self, model: str) -> Pace:
         return self._pace.setdefault(model, Pace())
 
-    def _spawn(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
             _log.error("keeping a conversation failed", exc_info=fault)
-
-
-def _fingerprint(entry: ModelEntry, facts: StateFacts, weights: str, tenant: str) -> Fingerprint:
-    assert entry.info is not None
-    return Fingerprint(
-        weights=weights,
-        quantisation=str(entry.info.metadata.get("general.file_type", "")),
-        kv_type_k=facts.kv_type_k,
-        kv_type_v=facts.kv_type_v,
-        context=facts.context or 0,
-        engine=entry.engine,
-        build=facts.build,
-        tenant=tenant,
-        rope={},  # of the weights, whose digest is here; else by arguments and environment, whose digests are facts
-        layout=dict(facts.layout),
-    )

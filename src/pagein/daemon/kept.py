@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import dataclass, field
 
+from pagein.catalog.model import ModelEntry
 from pagein.kv.key import Fingerprint
 from pagein.protocol import StateFacts
 from pagein.sessions.llama_slots import LlamaSlots
@@ -12,6 +14,20 @@ from pagein.sessions.slot_table import SlotTable
 
 FIRST_GUESS = 32 * 1024
 """Bytes of KV per token until a save told: that of a small model; only bounds the first save."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a model's requests reused, since the daemon's start; tokens."""
+
+    restored: int = 0
+    computed: int = 0
+    cached: int = 0
+    """Reused in all: restored, or still there."""
+    restores: int = 0
+    saves: int = 0
+    misses: dict[str, int] = field(default_factory=dict)
+    """Why nothing was restored, and how often."""
 
 
 @dataclass(slots=True)
@@ -25,6 +41,8 @@ class Live:
     """A state of this model cannot be cut back to fewer tokens."""
     fingerprint: Fingerprint | None = None
     """None until the weights were digested."""
+    identified: asyncio.Event = field(default_factory=asyncio.Event)
+    """They were digested, or could not be."""
     in_flight: set[int] = field(default_factory=set)
     """Slots of requests that were prepared and have not ended."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -32,6 +50,8 @@ class Live:
     over: bool = False
     """It leaves."""
     bytes_per_token: float = FIRST_GUESS
+    number: int = field(default_factory=itertools.count(1).__next__)
+    """Tells this worker from those before and after it."""
 
     def bytes_for(self, tokens: int) -> int:
         """What a save of so many tokens will take."""
@@ -48,3 +68,20 @@ def with_slot(body: bytes, slot: int) -> bytes:
     at = body.index(b"{") + 1
     comma = b"" if body[at:].lstrip().startswith(b"}") else b","
     return body[:at] + f'"id_slot":{slot}'.encode() + comma + body[at:]
+
+
+def fingerprint_of(entry: ModelEntry, facts: StateFacts, weights: str, tenant: str) -> Fingerprint:
+    """Everything that a worker's snapshots depend on."""
+    assert entry.info is not None
+    return Fingerprint(
+        weights=weights,
+        quantisation=str(entry.info.metadata.get("general.file_type", "")),
+        kv_type_k=facts.kv_type_k,
+        kv_type_v=facts.kv_type_v,
+        context=facts.context or 0,
+        engine=entry.engine,
+        build=facts.build,
+        tenant=tenant,
+        rope={},  # of the weights, whose digest is here; else by arguments and environment, whose digests are facts
+        layout=dict(facts.layout),
+    )

@@ -160,6 +160,8 @@ class Daemon:
         await runner.setup()
         works = (self._meter.run(), self._manager.keep_alive(), give_back_for_ever())
         background = [asyncio.create_task(work) for work in works]
+        if self._keeper is not None:
+            background.append(asyncio.create_task(self._keeper.look_after(self._settings.state.retain)))
         if watched is not None:
             background.append(asyncio.create_task(self._watch(watched)))
         try:

@@ -56,7 +56,7 @@ class Admin:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Show the Prometheus metrics."""
-        return web.Response(body=self._metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        return web.Response(body=await self._metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def models(self, request: web.Request) -> web.Response:
         """List the models as OpenAI does."""

@@ -28,6 +28,7 @@ from pagein.gateway.problems import internal_problem, response_of, response_of_h
 from pagein.gateway.proxy import Proxy
 from pagein.gateway.responses import Responses
 from pagein.gateway.session_ports import Sessions
+from pagein.gateway.snapshots import SnapshotPaths
 from pagein.gateway.state import State
 from pagein.gateway.turnstile import Turnstile
 from pagein.gateway.upstream import Upstreams
@@ -57,6 +58,7 @@ def make_app(desk: Desk, settings: Server, version: str, sessions: Sessions | No
     app.add_routes(Responses(*kept).routes())
     app.add_routes(Conversations(sessions, tenant, settings.max_body).routes())
     app.add_routes(State(sessions, tenant).routes())
+    app.add_routes(SnapshotPaths(desk).routes())
     app.on_response_prepare.append(_mark(door, version))
     app.cleanup_ctx.append(_lifetime(desk, metrics, upstreams))
     return app

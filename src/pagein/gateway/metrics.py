@@ -14,6 +14,7 @@ from pagein.errors import PageinError
 from pagein.gateway.call import Call
 from pagein.gateway.ports import Decision, Desk, Lease
 from pagein.gateway.reply import CLIENT_LEFT
+from pagein.gateway.snapshot_ports import UsageView
 
 UNKNOWN = "unknown"
 """The label of a model that is not configured, and of a capability that could not be read."""
@@ -58,6 +59,8 @@ class Metrics:
         self.refusals = Counter("pagein_refusals", "Requests without a lease.", ("model", "code"), registry=registry)
         self.evictions = Counter("pagein_evictions", "Models that left for another.", ("model",), registry=registry)
         registry.register(_State(desk))
+        self._saved = _Saved(desk)
+        registry.register(self._saved)
 
     def visit(self) -> Visit:
         """Begin to count one request."""
@@ -72,8 +75,10 @@ class Metrics:
         if decision.kind in ("stop", "sleep") and decision.data.get("evicted_for") is not None:
             self.evictions.labels(self.label(decision.model)).inc()
 
-    def render(self) -> bytes:
+    async def render(self) -> bytes:
         """Return the text that Prometheus reads."""
+        saved = self._desk.snapshots
+        self._saved.usage = await saved.usage() if saved is not None else None  # may wait for the disk
         return generate_latest(self.registry)
 
 
@@ -155,6 +160,42 @@ class _State(Collector):
             _add(waiting, (model.name,), model.waiting)
             _add(resident, (model.name,), int(model.state == "resident"))
         yield from (models, leases, waiting, resident, loads)
+
+
+class _Saved(Collector):
+    """What is saved of conversations, and what was reused; nothing but the names where `state` is off."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self.usage: UsageView | None = None
+        """As it was a moment ago."""
+
+    def collect(self) -> Iterator[Metric]:
+        tokens = _counter("pagein_prompt_tokens", "Tokens of prompts by where their state came from.", "source")
+        restores = _counter("pagein_restores", "Snapshots that were restored, and used.")
+        saves = _counter("pagein_snapshot_saves", "Snapshots that were written.")
+        misses = _counter("pagein_restore_misses", "Requests for which nothing was restored.", "kind")
+        saved = self._desk.snapshots
+        for one in saved.reuse() if saved is not None else ():
+            for source in ("restored", "cached", "computed"):
+                tokens.add_metric([one.model, source], getattr(one, source))
+            restores.add_metric([one.model], one.restores)
+            saves.add_metric([one.model], one.saves)
+            for kind, count in one.misses.items():
+                misses.add_metric([one.model, kind], count)
+        yield from (tokens, restores, saves, misses)
+        for name, text, field in (
+            ("pagein_snapshots", "Snapshots on the disk.", "snapshots"),
+            ("pagein_snapshot_bytes", "Bytes of the folder of snapshots.", "bytes"),
+            ("pagein_snapshot_cap_bytes", "Most that the folder of snapshots may take.", "cap"),
+        ):
+            family = _gauge(name, text, ())
+            _add(family, (), getattr(self.usage, field, None))
+            yield family
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, labels=["model", *labels])
 
 
 def _gauge(name: str, text: str, labels: Iterable[str]) -> GaugeMetricFamily:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagein.errors import PageinError
+from pagein.gateway.snapshot_ports import Snapshots
 from pagein.kv.reuse import Counted
 from pagein.protocol import Capability, Endpoint
 
@@ -145,8 +146,8 @@ class Decision:
     time: float
     """Seconds since the epoch."""
     kind: str
-    """grant, refuse, wait, load, ready, stop, freed, kill, failed, sleep, wake, lease, lease_end, deny, reload or
-    note."""
+    """grant, refuse, wait, load, ready, stop, freed, kill, failed, sleep, wake, lease, lease_end, deny, reload,
+    state (what a request reused) or note."""
     model: str | None
     reason: str
     request_id: int | None = None
@@ -212,10 +213,17 @@ class Prepared:
     """Why nothing was restored, in words; None where something was, or there was nothing to ask."""
     kind: str = ""
     """The same in one word, for counting."""
+    worker: int = 0
+    """Which worker of the model it was prepared for."""
 
 
 class Desk(Protocol):
     """The daemon as the gateway sees it."""
+
+    @property
+    def snapshots(self) -> Snapshots | None:
+        """The saved conversations; None where `state` is off."""
+        ...
 
     async def acquire(
         self,

@@ -22,7 +22,7 @@ from pagein.config.schema import Server
 from pagein.errors import BadAnswer, PageinError, WaitTooLong, WorkerTimeout
 from pagein.gateway.call import Call, request_id
 from pagein.gateway.metrics import Metrics, Visit
-from pagein.gateway.ports import Desk, Lease
+from pagein.gateway.ports import Desk, Lease, Prepared
 from pagein.gateway.relay import Silence, relay
 from pagein.gateway.reply import CLIENT_LEFT, Reply
 from pagein.gateway.upstream import Upstreams, WorkerBroke
@@ -73,7 +73,7 @@ class Proxy:
         with Use(self._desk, lease, reply) as use:
             visit.granted(lease)
             check_context(call, lease.context)
-            prepared = await self._desk.prepare(lease, PATHS[call.capability], call.body)
+            prepared = await self._prepare(lease, call, reply)
             call = replace(call, body=prepared.body)
             try:
                 async with asyncio.timeout(lease.timeout) as clock:
@@ -92,6 +92,16 @@ class Proxy:
                 self._desk.account(lease, prepared, reply.counted)
         visit.status = use.status
         return response
+
+    async def _prepare(self, lease: Lease, call: Call, reply: Reply) -> Prepared:
+        preparing = self._desk.prepare(lease, PATHS[call.capability], call.body)
+        if not call.stream:
+            return await preparing
+
+        def undo(late: Prepared) -> None:
+            self._desk.account(lease, late, None)
+
+        return await patiently(preparing, reply, self.heartbeat, lambda: f"{call.model} remembers", undo)
 
     async def _lease(self, call: Call, reply: Reply) -> Lease:
         queue = Queue(call.model)

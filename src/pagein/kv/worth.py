@@ -118,7 +118,7 @@ class Pace:
         self.restoring.observe(size, seconds)
 
     def saved(self, size: int, seconds: float) -> None:
-        """A save took so long, from asking the engine to the file on disk."""
+        """A save held the engine up for so long; what is done with the file afterwards holds nobody up."""
         self.saving.observe(size, seconds)
 
     def can_restore(self, tokens: int, size: int) -> Verdict:

@@ -1,0 +1,24 @@
+"""A real store of snapshots behind the operator's interface, without a keeper and its workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from pagein.daemon.kept import Counters
+from pagein.daemon.saved import Saved
+from tests.kv.build import Clock, open_store
+
+RETAIN = 30 * 86400.0
+
+
+def saved_in(folder: Path, *models: str, **counters: Counters) -> tuple[Saved, Any, Clock]:
+    """Return the interface, its store and the store's clock."""
+    clock = Clock()
+    store = open_store(folder, clock)
+    keeper: Any = SimpleNamespace(store=store, counters=counters)
+    roster: Any = SimpleNamespace(
+        models=dict.fromkeys(models), settings=SimpleNamespace(state=SimpleNamespace(retain=RETAIN))
+    )
+    return Saved(keeper, roster), store, clock
