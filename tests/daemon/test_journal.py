@@ -3,7 +3,7 @@
 import asyncio
 
 from pagein.daemon.journal import KEPT, SUBSCRIBER_BACKLOG, Journal
-from pagein.errors import QueueFull
+from pagein.errors import LoadFailed, QueueFull
 from pagein.scheduler import events as ev
 from pagein.scheduler.actions import Grant, Load, Note, Refuse, Stop
 
@@ -91,3 +91,13 @@ async def test_a_subscriber_who_leaves_is_forgotten():
     await asyncio.wait([first])
     await stream.aclose()
     assert journal._subscribers == set()
+
+
+def test_a_refusal_does_not_repeat_the_workers_last_lines():
+    """They stand with the failure itself; a client that hammers a broken model must not fill the memory with them."""
+    journal = Journal()
+    error = LoadFailed("model 'a' failed\nlast output:\n  a long line", model="a", log=["a long line"])
+    journal.on_step(ev.Ticked(), [Refuse(1, "a", error)])
+    (refused,) = journal.last("a", 10)
+    assert refused.reason == "model 'a' failed"
+    assert refused.data == {"code": "load_failed", "model": "a"}

@@ -71,8 +71,7 @@ class Journal:
             case Wait():
                 self.record("wait", action.model, action.reason, action.request_id, {"position": action.position})
             case Refuse():
-                data = {"code": action.error.code, **action.error.details}
-                self.record("refuse", action.model, action.reason, action.request_id, data)
+                self._record_refusal(action)
             case Load():
                 self.record("load", action.model, action.reason, data={"allowance": action.allowance})
             case Stop():
@@ -91,6 +90,12 @@ class Journal:
                 self.record("reload", action.model, action.reason, data={"removed": action.removed})
             case Note():
                 self.record("note", action.model, action.reason)
+
+    def _record_refusal(self, action: Refuse) -> None:
+        """Without the worker's last lines: its failure was recorded with them, and every refusal would repeat them."""
+        data = {"code": action.error.code, **{k: v for k, v in action.error.details.items() if k != "log"}}
+        reason = action.reason.partition("\nlast output:")[0]
+        self.record("refuse", action.model, reason, action.request_id, data)
 
     def record(
         self,

@@ -11,6 +11,7 @@ from pagein.memory.pressure import PressureLevel, PressureState
 from pagein.residency.lease import Leases
 from pagein.residency.ledger import Holding, Ledger
 from pagein.residency.lifecycle import Lifecycle, State
+from pagein.residency.margin import end_at
 from pagein.residency.policy import Candidate, cool
 
 DAEMON = "(daemon)"
@@ -21,8 +22,6 @@ ROOM_RANK = 3
 """An outsider's lease cannot be taken back: whatever else can make room comes first."""
 PRESENT = (State.LOADING, State.RESIDENT, State.DRAINING, State.ASLEEP)
 """Where a model has a process."""
-LEAST_MARGIN = 64 * 1024**2
-"""Bytes that a worker may take beyond its allowance in any case: what the interpreter and the allocator round up."""
 
 ASSUMED_LOAD_RATE = 200e6
 """Bytes per second that a load is assumed to read before one was measured; only orders victims."""
@@ -42,14 +41,13 @@ class Limits:
     compute_lock: bool | dict[str, bool] = True
     """For all devices, or by device; a device that is not named has it."""
     margin: int | float = 0.1
-    """What a worker may take beyond its allowance: bytes, or a share of it; at least `LEAST_MARGIN`."""
+    """What a worker may take beyond its allowance: bytes, or a share of it; see `residency.margin`."""
     watched: frozenset[str] = frozenset()
     """Pools in which a worker that outgrew allowance and margin is ended by what was measured."""
 
     def end_at(self, allowance: int) -> int:
         """Bytes at which a worker with this allowance is ended."""
-        extra = int(allowance * self.margin) if isinstance(self.margin, float) else self.margin
-        return allowance + max(LEAST_MARGIN, extra)
+        return end_at(allowance, self.margin)
 
     def locks(self, device: str) -> bool:
         """Whether heavy models of a device compute one at a time."""
