@@ -32,7 +32,7 @@ _log = logging.getLogger("pagein.decisions")
 DRAWERS = {"grant": "traffic", "wait": "traffic", "state": "traffic", "refuse": "refusals"}
 """Kinds that are kept apart from the rest, so that traffic does not push out loads and evictions."""
 
-KEPT = {"": 100, "traffic": 50, "refusals": 50}
+KEPT = {"": 50, "traffic": 20, "refusals": 20}
 """Decisions kept per model and drawer; each takes about a kilobyte."""
 
 SUBSCRIBER_BACKLOG = 1000
