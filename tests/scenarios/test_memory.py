@@ -112,7 +112,7 @@ def test_a_grandchild_that_left_its_family_is_ended_and_counted(start, kind):
 
 def test_an_outsider_is_given_memory_and_idle_models_leave_for_it(start):
     """It holds the bytes until it gives them back; then models may have them again."""
-    d = start("500MiB", fake("a", memory="300MiB"), "  min_residency: 0s\n")
+    d = start("500MiB", fake("a", "--allocate 200MiB", memory="300MiB"), "  min_residency: 0s\n")
     assert d.chat("a").status == 200
     given = d.call("POST", "/api/leases", {"bytes": "350MiB", "ttl": "1h", "holder": "a game"})
     assert given.status == 201
