@@ -219,6 +219,7 @@ class Chaos(RuleBasedStateMachine):
         had_room = w.state.unload_running(dict.fromkeys(w.state.ledgers, 0)) is None
         slots = open_slots(w.state, w.state.models[name]) - len(w.state.models[name].waiting)
         overdrawn = w.state.ledgers["ram"].overdraft > w.state.coming("ram")
+        yielded = name in w.state.yielding
         before, kept = len(w.log), w.state.models[name].heavy or bool(w.state.pressure.signs)
         request = w.request(name)
         if overdrawn or kept:
@@ -236,7 +237,7 @@ class Chaos(RuleBasedStateMachine):
                 stopped = [a.model for a in new if isinstance(a, Stop | Sleep)]
                 assert stopped == [v.name for v in seen.victims][:1] or not had_room, (seen, new)
             case "resident":
-                assert (request in w.granted) == (slots > 0 and name not in w.state.yielding), (seen, new)
+                assert (request in w.granted) == (slots > 0 and not yielded), (seen, new)
             case "wait" | "loading":
                 assert kinds == {Wait}, (seen, new)
 

@@ -69,6 +69,7 @@ class Scheduler:
         """Walk the list once; True when something was decided that can enable more."""
         before, yielding = len(self._out), dict(self.state.yielding)
         self.state.wake_at = None
+        settle_for_less(self.state)
         end_liars(self._acts, now)  # 1
         relieve_overdraft(self._acts, now)
         relieve_pressure(self._acts, now)
@@ -176,7 +177,6 @@ class Scheduler:
                 signs = "; ".join(self.state.pressure.signs) or "it was a moment ago"
                 note_reason(model, f"nobody waits for it, and memory is {self.state.pressure.level}: {signs}")
                 continue
-            settle_for_less(self.state, model)
             view = outlook(self.state, model, now)
             if view.outcome is Outcome.NEVER:  # 5a
                 self._give_up(model, view)

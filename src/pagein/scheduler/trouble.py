@@ -42,15 +42,16 @@ def outgrew(acts: Acts, model: ModelState, error: Outgrown) -> bool:
     return True
 
 
-def settle_for_less(state: SchedulerState, model: ModelState) -> None:
+def settle_for_less(state: SchedulerState) -> None:
     """A guess that the budget cannot give (any more) is cut to what it can, while that is more than was outgrown."""
-    if model.need_source != GUESSED:
-        return
-    for pool, need in model.need.items():
-        if (ledger := state.ledgers.get(pool)) is not None:
-            most = ledger.budget - kept_bytes(state, pool, model.name)[0]
-            if model.outgrew.get(pool, 0) < most < need:
-                model.need = {**model.need, pool: most}
+    for model in state.models.values():
+        if model.need_source != GUESSED:
+            continue
+        for pool, need in model.need.items():
+            if (ledger := state.ledgers.get(pool)) is not None:
+                most = ledger.budget - kept_bytes(state, pool, model.name)[0]
+                if model.outgrew.get(pool, 0) < most < need:
+                    model.need = {**model.need, pool: most}
 
 
 def end_liars(acts: Acts, now: float) -> None:
