@@ -135,9 +135,15 @@ class Fleet:
     def _confine(self, name: str, pid: int, worker: Worker) -> None:
         """It has not read its spec yet, so it has taken nothing: the place for its limit."""
         self._meter.watch(name, pid)
-        if self._limiter.hard and "ram" in worker.allowance:
-            limit = limit_for(worker.allowance["ram"], self._roster.settings.supervisor.limit_margin)
+        limit = self._limit_of(worker)
+        if self._limiter.hard and limit is not None:
             worker.cell = self._limiter.confine(name, pid, limit)
+
+    def _limit_of(self, worker: Worker) -> int | None:
+        """Bytes of RAM at which a worker is ended; None for one that was granted none."""
+        allowance = worker.allowance.get("ram")
+        margin = self._roster.settings.supervisor.limit_margin
+        return None if allowance is None else limit_for(allowance, margin)
 
     async def _announce(self, name: str, worker: Worker, reason: str, seconds: float) -> None:
         """It is ready: measure what it took, then say so, unless it left meanwhile."""
@@ -183,8 +189,9 @@ class Fleet:
         worker.allowance = dict(action.allowance)
         if worker.child is None or worker.told is not None:
             return
-        if worker.cell is not None and "ram" in worker.allowance:
-            worker.cell.set_limit(limit_for(worker.allowance["ram"], self._roster.settings.supervisor.limit_margin))
+        limit = self._limit_of(worker)
+        if worker.cell is not None and limit is not None:
+            worker.cell.set_limit(limit)
         try:
             await tell_to_wake(worker.child.ready.endpoint, self._roster.settings.supervisor.ready_timeout)
         except Exception as error:
@@ -229,12 +236,11 @@ class Fleet:
         if worker.cell is not None:
             lost = WorkerDied(f"model {name!r} lost a process to the kernel", model=name)
             return worker.why(name, lost) if worker.cell.oom_kills() else None
-        allowance, used = worker.allowance.get("ram"), self._meter.last(name).get("ram", 0)
-        if not self._limiter.hard or allowance is None:
-            return None  # the scheduler watches
-        limit = limit_for(allowance, self._roster.settings.supervisor.limit_margin)
+        limit, used = self._limit_of(worker), self._meter.last(name).get("ram", 0)
+        if not self._limiter.hard or limit is None or used <= limit:
+            return None  # without groups at all the scheduler watches
         by = "the watchdog, since the kernel refused it a cgroup"
-        return Outgrown(name, "ram", allowance, limit, used, by) if used > limit else None
+        return Outgrown(name, "ram", worker.allowance["ram"], limit, used, by)
 
     async def _end_maimed(self, name: str, worker: Worker, error: PageinError) -> None:
         began = time.monotonic()

@@ -34,7 +34,7 @@ from pagein.scheduler.actions import Action, Grant
 from pagein.scheduler.acts import Acts
 from pagein.scheduler.intake import take_in
 from pagein.scheduler.outlook import Outcome, Outlook, held_up_by, kept_bytes, outlook
-from pagein.scheduler.state import ModelState, SchedulerState, open_slots
+from pagein.scheduler.state import PRESENT, ModelState, SchedulerState, open_slots
 from pagein.scheduler.trouble import end_liars, relieve_overdraft, relieve_pressure, settle_for_less
 from pagein.scheduler.turns import computes_before, kept_until
 from pagein.scheduler.words import note_reason, refuse, say, tell_waiters, why_wait
@@ -117,7 +117,7 @@ class Scheduler:
             self._out.append(Grant(waiter.request_id, model.name, reason))
 
     def _leave(self, model: ModelState, now: float) -> None:
-        if model.stopping or model.state not in (State.LOADING, State.RESIDENT, State.DRAINING, State.ASLEEP):
+        if model.stopping or model.state not in PRESENT:
             return
         reason = self._why_leave(model, now)
         if reason is None:
