@@ -1,6 +1,7 @@
 """Decisions are kept, streamed and bounded."""
 
 import asyncio
+from pathlib import Path
 
 from pagein.daemon.journal import KEPT, SUBSCRIBER_BACKLOG, Journal
 from pagein.errors import LoadFailed, QueueFull
@@ -101,3 +102,17 @@ def test_a_refusal_does_not_repeat_the_workers_last_lines():
     (refused,) = journal.last("a", 10)
     assert refused.reason == "model 'a' failed"
     assert refused.data == {"code": "load_failed", "model": "a"}
+
+
+def test_what_is_asked_for_is_what_was_recorded():
+    """Every field comes back, also text that is no text; what JSON cannot say, among an error's details, as words."""
+    journal = Journal()
+    journal.record(
+        "load", "a\udcff", "fits \u2026", 7, {"allowance": {"ram": 4}, "removed": False, "evicted_for": None}
+    )
+    journal.record("deny", None, "no room", data={"folder": Path("models")})
+    load, deny = journal.last(None, 10)
+    assert (load.seq, load.kind, load.model, load.reason, load.request_id) == (1, "load", "a\udcff", "fits \u2026", 7)
+    assert load.data == {"allowance": {"ram": 4}, "removed": False, "evicted_for": None}
+    assert (deny.model, deny.request_id, deny.data) == (None, None, {"folder": "models"})
+    assert load.time <= deny.time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import time
 from collections import deque
@@ -21,6 +22,8 @@ from pagein.scheduler.actions import (
     Note,
     Refuse,
     Renewed,
+    Resize,
+    Retain,
     Sleep,
     Stop,
     Wait,
@@ -33,7 +36,7 @@ DRAWERS = {"grant": "traffic", "wait": "traffic", "state": "traffic", "refuse": 
 """Kinds that are kept apart from the rest, so that traffic does not push out loads and evictions."""
 
 KEPT = {"": 50, "traffic": 20, "refusals": 20}
-"""Decisions kept per model and drawer; each takes about a kilobyte."""
+"""Decisions kept per model and drawer; each takes a few hundred bytes."""
 
 SUBSCRIBER_BACKLOG = 1000
 """Decisions that a slow subscriber may lag behind before it loses the oldest."""
@@ -44,7 +47,8 @@ class Journal:
 
     def __init__(self) -> None:
         self._seq = itertools.count(1)
-        self._kept: dict[tuple[str | None, str], deque[Decision]] = {}
+        self._kept: dict[tuple[str | None, str], deque[tuple[int, bytes]]] = {}
+        """By number, as JSON: one object each instead of some twenty, between which others would not fit any more."""
         self._subscribers: set[asyncio.Queue[Decision | None]] = set()
         self._closed = False
 
@@ -82,6 +86,10 @@ class Journal:
                 self.record("sleep", action.model, action.reason, data={"evicted_for": action.evicted_for})
             case Wake():
                 self.record("wake", action.model, action.reason, data={"allowance": action.allowance})
+            case Resize():
+                self.record("resize", action.model, action.reason, data={"allowance": action.allowance})
+            case Retain():
+                self.record("resize", action.model, action.reason, data=dict(action.error.details))
             case Give():
                 self.record("lease", None, f"{action.room}: {action.reason}")
             case Deny():
@@ -108,7 +116,7 @@ class Journal:
         """Keep one decision, log it and tell the subscribers."""
         decision = Decision(next(self._seq), time.time(), kind, model, reason, request_id, data or {})
         drawer = DRAWERS.get(kind, "")
-        self._kept.setdefault((model, drawer), deque(maxlen=KEPT[drawer])).append(decision)
+        self._kept.setdefault((model, drawer), deque(maxlen=KEPT[drawer])).append((decision.seq, _packed(decision)))
         _log.log(logging.DEBUG if drawer == "traffic" else logging.INFO, "%s %s: %s", kind, model or "-", reason)
         for queue in self._subscribers:
             if queue.full():
@@ -117,9 +125,8 @@ class Journal:
 
     def last(self, model: str | None, limit: int) -> list[Decision]:
         """The last decisions of one model, or of all, oldest first."""
-        rows = [d for (name, _), kept in self._kept.items() if model in (None, name) for d in kept]
-        rows.sort(key=lambda d: d.seq)
-        return rows[-limit:] if limit > 0 else []
+        rows = sorted(row for (name, _), kept in self._kept.items() if model in (None, name) for row in kept)
+        return [_unpacked(packed) for _, packed in rows[-limit:]] if limit > 0 else []
 
     async def subscribe(self) -> AsyncIterator[Decision]:
         """Yield every decision from now on, until `close`."""
@@ -140,6 +147,16 @@ class Journal:
             if queue.full():
                 queue.get_nowait()
             queue.put_nowait(None)
+
+
+def _packed(decision: Decision) -> bytes:
+    """It leaves the daemon as JSON anyway; what has no form there, in details of an error, is told in words."""
+    fields = [getattr(decision, name) for name in Decision.__slots__]
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"), default=str).encode(errors="surrogatepass")
+
+
+def _unpacked(packed: bytes) -> Decision:
+    return Decision(*json.loads(packed.decode(errors="surrogatepass")))
 
 
 def _note_of(event: ev.Event, actions: list[Action]) -> Note | None:

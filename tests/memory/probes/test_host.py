@@ -1,7 +1,7 @@
 """One snapshot: the smallest total and, separately, the smallest available."""
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -123,3 +123,14 @@ def test_this_machine():
     reading = host.read_machine().pools["ram"]
     assert reading.total > 0
     assert reading.available is None or 0 < reading.available <= reading.total
+
+
+@pytest.mark.parametrize("case", ["cgroup/v1_nested", "cgroup/v2_nested", "cgroup/v2_container"])
+def test_readings_after_the_first_make_no_paths(fixtures, monkeypatch, case):
+    """Each new path would leave slots in Python's table of interned strings, and a daemon reads twice a second."""
+    root, made = fixtures / case, []
+    first = host.read_machine(root)
+    joined = PurePath.__truediv__
+    monkeypatch.setattr(PurePath, "__truediv__", lambda path, key: made.append(key) or joined(path, key))
+    assert host.read_machine(root) == first
+    assert made == []

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from pagein.memory.probes.linux import parse_counters, read_text
+from pagein.memory.probes.linux import parse_counters, path_in, read_text
 
 _UNLIMITED = 1 << 62
 """v1 writes "no limit" as LONG_MAX rounded down to a page (0x7ffffffffffff000 with 4 KiB pages)."""
@@ -112,8 +113,8 @@ def reclaimable_bytes(stat: dict[str, int], version: int) -> int | None:
 
 def read_levels(root: Path = Path("/"), pid: str = "self") -> tuple[Level, ...]:
     """Return every group with memory files from the process up to the top of each hierarchy, innermost first."""
-    groups = parse_membership(read_text(root / f"proc/{pid}/cgroup") or "")
-    mounts = parse_mounts(read_text(root / f"proc/{pid}/mountinfo") or "")
+    groups = parse_membership(read_text(path_in(root, f"proc/{pid}/cgroup")) or "")
+    mounts = parse_mounts(read_text(path_in(root, f"proc/{pid}/mountinfo")) or "")
     levels: list[Level] = []
     for version, controller in ((2, ""), (1, "memory")):
         group = groups.get(controller)
@@ -129,6 +130,7 @@ def _choose(mounts: list[Mount], group: str) -> Mount | None:
     return next(iter(shows or mounts), None)
 
 
+@lru_cache(maxsize=64)
 def _below(group: str, top: str) -> PurePosixPath | None:
     """The path of ``group`` relative to ``top``, or None when it lies elsewhere."""
     try:
@@ -138,17 +140,23 @@ def _below(group: str, top: str) -> PurePosixPath | None:
     return None if ".." in relative.parts else relative
 
 
+@lru_cache(maxsize=64)
+def _named(top: str, step: PurePosixPath) -> str:
+    """A group as the kernel names it, seen from this process."""
+    return str(PurePosixPath(top) / step)
+
+
 def _climb(root: Path, mount: Mount, group: str) -> Iterator[Level]:
     # A group outside what the mount shows leaves only the mount's own top, whose limit binds us all the same.
     relative = _below(group, mount.root) or PurePosixPath()
-    top = root / mount.point.lstrip("/")
+    top = path_in(root, mount.point.lstrip("/"))
     steps = [relative, *relative.parents] if relative.parts else [relative]
     inner = True
     for step in steps:
-        directory = top / step
+        directory = path_in(top, str(step))
         if not inner and mount.version == 1 and _flat(directory):
             return
-        level = _read_level(directory, str(PurePosixPath(mount.root) / step), mount.version, step == steps[-1])
+        level = _read_level(directory, _named(mount.root, step), mount.version, step == steps[-1])
         if level is not None:
             inner = False
             yield level
@@ -156,14 +164,14 @@ def _climb(root: Path, mount: Mount, group: str) -> Iterator[Level]:
 
 def _flat(directory: Path) -> bool:
     """Whether a v1 group does not count its children (kernels before 5.11 without use_hierarchy)."""
-    return (read_text(directory / "memory.use_hierarchy") or "1").strip() == "0"
+    return (read_text(path_in(directory, "memory.use_hierarchy")) or "1").strip() == "0"
 
 
 def _read_level(directory: Path, path: str, version: int, top: bool) -> Level | None:
     names = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
-    usage = _number(directory / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
-    limits = [Limit(name, value) for name in names if (value := _number(directory / name)) is not None]
-    stat_text = read_text(directory / "memory.stat")
+    usage = _number(path_in(directory, "memory.current" if version == 2 else "memory.usage_in_bytes"))
+    limits = [Limit(name, value) for name in names if (value := _number(path_in(directory, name))) is not None]
+    stat_text = read_text(path_in(directory, "memory.stat"))
     if usage is None and stat_text is None and not limits:
         return None
     stat = parse_counters(stat_text or "")

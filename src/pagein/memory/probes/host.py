@@ -70,7 +70,7 @@ def _pressure(root: Path, total: int | None, levels: Sequence[cgroup.Level]) -> 
     """Stalls of the cgroup that limits us, where one of v2 does; else, and for v1, those of the whole machine."""
     level = binding_level(total, levels)
     if level is not None:
-        inside = linux.read_pressure(level.directory / "memory.pressure")
+        inside = linux.read_pressure(linux.path_in(level.directory, "memory.pressure"))
         if inside.some_avg10 is not None:
             return inside
-    return linux.read_pressure(root / "proc/pressure/memory")
+    return linux.read_pressure(linux.path_in(root, "proc/pressure/memory"))

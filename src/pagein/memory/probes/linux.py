@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from pagein.memory.snapshot import Pressure
@@ -35,6 +36,16 @@ class FreeBlocks:
     def scattered(self) -> float:
         """Share of the free memory that is no use for such a block, 0 to 1: the kernel's unusable index."""
         return 1 - self.large / self.free if self.free else 1.0
+
+
+@lru_cache(maxsize=256)
+def path_in(folder: Path, name: str) -> Path:
+    """Return a path below a folder, the same object each time.
+
+    `pathlib` interns each part of a new path, and Python's table of interned strings keeps a slot for those that are
+    gone: paths that were made anew for each sample would let a daemon grow by a megabyte per hour.
+    """
+    return folder / name
 
 
 def read_text(path: Path) -> str | None:
@@ -113,10 +124,10 @@ def read_pressure(path: Path) -> Pressure:
 
 def read_host(root: Path = Path("/")) -> HostMemory:
     """Return the machine's memory as read under ``root``; what the kernel does not say is None."""
-    sizes = parse_meminfo(read_text(root / "proc/meminfo") or "")
-    counters = parse_counters(read_text(root / "proc/vmstat") or "")
+    sizes = parse_meminfo(read_text(path_in(root, "proc/meminfo")) or "")
+    counters = parse_counters(read_text(path_in(root, "proc/vmstat")) or "")
     swap_total, swap_free = sizes.get("SwapTotal"), sizes.get("SwapFree")
-    release = read_text(root / "proc/sys/kernel/osrelease") or ""
+    release = read_text(path_in(root, "proc/sys/kernel/osrelease")) or ""
     return HostMemory(
         total=sizes.get("MemTotal"),
         available=sizes.get("MemAvailable"),
