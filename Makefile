@@ -1,5 +1,5 @@
 # Pagein. `make demo` shows it, `make test` tests it; each sets up what it needs in .venv.
-.PHONY: help demo serve test test-unit test-engines test-wheel lint format docs bench bench-gateway bench-swap bench-state bench-compute-lock bench-scenarios bench-chaos bench-kill bench-endurance clean
+.PHONY: help demo serve test test-unit test-engines test-torch test-wheel lint format docs bench bench-gateway bench-swap bench-state bench-compute-lock bench-scenarios bench-chaos bench-kill bench-endurance clean
 .DEFAULT_GOAL := help
 
 PY := .venv/bin/python
@@ -16,15 +16,20 @@ serve:          ## the daemon on the five models, until Ctrl-C
 	@$(SETUP) demo
 	@.venv/bin/pagein serve examples/five-models.yaml
 
-test: test-unit test-scenarios test-engines test-wheel   ## every test: fast ones first, the built wheel last
+test: test-unit test-scenarios test-torch test-engines test-wheel   ## every test: fast ones first, the built wheel last
 
 test-unit:      ## the unit suite
 	@$(SETUP) dev
-	@$(PY) -m pytest -m "not engines and not scenarios"
+	@$(PY) -m pytest -m "not engines and not scenarios and not torch"
 
 test-scenarios: ## real daemons and workers, with a fake engine that misbehaves
 	@$(SETUP) dev
 	@$(PY) -m pytest -m scenarios
+
+test-torch:     ## tests that compute with torch, then those of models with the oldest transformers that is supported
+	@$(SETUP) dev
+	@OMP_WAIT_POLICY=passive $(PY) -m pytest -m "torch and not engines"
+	@./scripts/test-oldest
 
 test-engines:   ## tests on real engines and weights
 	@$(SETUP) dev

@@ -23,6 +23,13 @@ PAGES = [
     ),
     ("Engine `whisper`", "whisper.py", "WhisperOptions", "Whisper models in CTranslate2's format: transcription."),
     (
+        "Engine `transformers`",
+        "transformers.py",
+        "TransformersOptions",
+        "Safetensors folders of any model that transformers has: chat, completions, embeddings. Weights that do not "
+        "fit `memory` are streamed from the disk.",
+    ),
+    (
         "Engine `command`",
         "command.py",
         "CommandOptions",
@@ -40,7 +47,8 @@ HEAD = """# Engines and recipes
 
 *Rendered from the option classes by `python scripts/render_engines.py`; CI checks that it is current.*
 
-The engine of a model is told from its file's own header: GGUF → `llama_cpp`, ONNX → `onnx`, CTranslate2 → `whisper`.
+The engine of a model is told from its file's own header: GGUF → `llama_cpp`, ONNX → `onnx`, CTranslate2 → `whisper`,
+safetensors → `transformers`.
 An ONNX model also needs a `recipe`, which says what goes in and what comes out. Options stand under `options` of a
 model; unknown ones are refused with the nearest known name.
 

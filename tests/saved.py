@@ -17,7 +17,13 @@ def saved_in(folder: Path, *models: str, **counters: Counters) -> tuple[Saved, A
     """Return the interface, its store and the store's clock."""
     clock = Clock()
     store = open_store(folder, clock)
-    keeper: Any = SimpleNamespace(store=store, counters=counters)
+
+    async def nothing() -> None:
+        """There are no workers, and nothing is being written."""
+
+    keeper: Any = SimpleNamespace(
+        store=store, counters=counters, saving=SimpleNamespace(recheck=nothing, written=nothing)
+    )
     roster: Any = SimpleNamespace(
         models=dict.fromkeys(models), settings=SimpleNamespace(state=SimpleNamespace(retain=RETAIN))
     )

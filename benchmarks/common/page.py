@@ -12,7 +12,7 @@ from common.page_storms import details_of, scenario_table
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
-NAMES = ("gateway", "swap", "state", "compute-lock", "scenarios", "chaos", "kill", "endurance")
+NAMES = ("gateway", "swap", "state", "weights", "compute-lock", "scenarios", "chaos", "kill", "endurance")
 
 INTRODUCTION = """# Benchmarks
 
@@ -31,6 +31,9 @@ ABOUT = {
     "state": "The next turn of a conversation with so many tokens behind it: seconds to the first token, by where its "
     "KV cache is. *recomputed* is what any manager without saved conversations pays; the goals hold at 4,096 tokens. "
     "Snapshots are dropped from the page cache before they are restored.",
+    "weights": "A model that is larger than the memory it is given: seconds for each token after the first. A memory "
+    "group of the kernel holds every arm to the same limit, page cache included, and no file is in the page cache when "
+    "a run begins. The floor is what the plan leaves on the disk, at the speed of a raw read of the same files.",
     "compute-lock": "Two heavy models and a light one asked at once, with and without `scheduler.compute_lock` (here "
     "*peer* is Pagein without it).",
     "scenarios": "Situations that break model managers, each stated once and run against every manager that an adapter "
@@ -62,7 +65,13 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
         f"- {result['date']}, {host['cpu']}, {host['cores']} cores, {host['memory']}, {host['os']}, "
         f"Python {host['python']}; load average at the start {host['load_average_at_start']}"
     )
-    versions = (("Pagein", "pagein"), ("llama-server", "llama_server"), ("nginx", "nginx"))
+    versions = (
+        ("Pagein", "pagein"),
+        ("llama-server", "llama_server"),
+        ("nginx", "nginx"),
+        ("torch", "torch"),
+        ("transformers", "transformers"),
+    )
     if told := [f"{what} {setup[key]}" for what, key in versions if setup.get(key)]:
         yield f"- {'; '.join(told)}"
     if "weights" in setup:
@@ -83,6 +92,11 @@ def _details(setup: dict[str, Any]) -> Iterator[str]:
         quarter, half, three = facts["direct_ms"]["whole"]
         count = facts["requests_per_arm"]
         yield f"- {kind}: {count} requests per arm; direct {half:g} ms (quartiles {quarter:g} to {three:g})"
+    if "raw_read" in setup:
+        speeds = setup["raw_gb_per_second"]
+        yield f"- raw read: {setup['raw_read']}; {min(speeds):g} to {max(speeds):g} GB/s"
+        yield f"- {setup['rounds']} rounds, {setup['tokens']} tokens a run"
+        yield f"- arms: {'; '.join(dict.fromkeys(setup['arms'].values()))}"
     if "swaps_per_arm" in setup:
         budgets = ", ".join(f"{name} {budget}" for name, budget in setup["budget"].items())
         yield f"- {setup['swaps_per_arm']} swaps per arm; budgets: {budgets}; its own engine is {setup['own_engine']}"

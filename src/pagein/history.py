@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class ThreadKind(StrEnum):
@@ -96,6 +96,21 @@ class Past:
     model: str | None
     """The model of the turn before."""
     entries: tuple[Entry, ...]
+
+
+class TurnOf(NamedTuple):
+    """Whose turn a request is."""
+
+    conversation: str
+    since: float
+    """Monotonic seconds before its history was read: what was deleted after that may be in its prompt."""
+
+
+class Gone(NamedTuple):
+    """A conversation of which something was deleted: what a model computed of it is not to stay either."""
+
+    tenant: str
+    conversation: str
 
 
 @dataclass(frozen=True, slots=True)

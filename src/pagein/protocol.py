@@ -56,12 +56,12 @@ PATHS: dict[Capability, str] = {
 translate."""
 
 HEALTH_PATH = "/health"
-SLEEP_PATH = "/sleep?level=1"
-"""Give memory back and keep the process; vLLM's path, as is `WAKE_PATH`."""
-WAKE_PATH = "/wake_up"
 SLEEP_PATH, WAKE_PATH = "/sleep", "/wake_up"
 """Where a worker that sleeps is told so (POST), as vLLM has it: asleep it keeps its process and gives memory back; the
 answer to either comes when it is done, and requests that come between are answered 503."""
+ALLOWANCE_PATH = "/allowance"
+"""Where a worker that can live with other bytes than it was started with is told so (POST ``{"bytes": N}``), while it
+computes: it answers once it keeps to them, or refuses with both numbers and stays as it was."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,11 +173,11 @@ def test_a_bad_file_is_a_problem_not_an_exception(of: Resolve, tmp_path: Path) -
     assert "run any code" in (of(b"PK\x03\x04").problem or "")
 
 
-def test_safetensors_need_an_engine_that_is_not_there(of: Resolve) -> None:
-    """The problem is plain and says what to do."""
-    problem = of(safetensors({"a": f32(0, 2)}, 8)).problem or ""
-    assert "needs the engine torch" in problem
-    assert "GGUF or ONNX" in problem
+def test_safetensors_without_a_config_cannot_be_served(of: Resolve) -> None:
+    """The engine is known; the problem says what is missing."""
+    entry = of(safetensors({"a": f32(0, 2)}, 8))
+    assert entry.engine == "transformers"
+    assert "no config.json" in (entry.problem or "")
 
 
 def test_a_missing_engine_says_how_to_install_it(of: Resolve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,13 +103,13 @@ def test_json(pagein, tmp_path):
     assert list(body["skipped"]) == ["small/small.gguf"]
 
 
-def test_format_without_an_engine(pagein, tmp_path):
-    """A model of a format that no engine here loads is named, not written."""
+def test_weights_without_a_config(pagein, tmp_path):
+    """Safetensors that no config.json explains are named, not written."""
     header = json.dumps({"w": {"dtype": "F32", "shape": [2**14], "data_offsets": [0, 2**16]}}).encode()
     (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(2**16))
     result = pagein("init")
     assert "found no model" in result.stdout
-    assert "m.safetensors: no engine here loads safetensors" in result.stderr
+    assert "m.safetensors: has no config.json beside it" in result.stderr
 
 
 def test_depth_is_bounded(tmp_path):

@@ -40,6 +40,8 @@ class Case:
     spec: dict[str, Any] = field(default_factory=dict)
     sleeps: bool = False
     """It gives memory back on `SLEEP_PATH`."""
+    module: str | None = None
+    """Without this module the case is skipped: the extra is large."""
 
 
 FAKE = [sys.executable, str(FAKE_ENGINE)]
@@ -92,9 +94,23 @@ CASES = [
     Case("onnx vision transformer", "onnx", {Capability.SALIENCY}, "vit-focus", {"recipe": "saliency"}, sleeps=True),
     Case("onnx speech", "onnx", {Capability.TRANSCRIPTION}, "moonshine-tiny-en", {"recipe": "moonshine"}, sleeps=True),
     Case("whisper", "whisper", {Capability.TRANSCRIPTION}, "whisper-tiny-en", sleeps=True),
+    Case(
+        "transformers",
+        "transformers",
+        TEXT | {Capability.EMBEDDING},
+        "smollm2-135m-hf",
+        {"parallel": 2, "allowance": {"ram": 1 << 30}},
+        sleeps=True,
+        module="transformers",
+    ),
 ]
 PARAMETERS = [
-    pytest.param(case, id=case.name, marks=[pytest.mark.engines] if case.weights is not None else []) for case in CASES
+    pytest.param(
+        case,
+        id=case.name,
+        marks=[pytest.mark.engines] * (case.weights is not None) + [pytest.mark.torch] * (case.module is not None),
+    )
+    for case in CASES
 ]
 
 
@@ -109,6 +125,8 @@ def start_case(case, start_worker):
     """Start the worker of a case; skipped without its weights, but not where CI promises them."""
 
     async def act(**fields: Any):
+        if case.module is not None:
+            pytest.importorskip(case.module)
         given = {"engine": case.engine, "command": None, "context": 512, "threads": 2} | case.spec
         if case.weights is not None:
             path = ROOT / "models" / case.weights
@@ -219,7 +237,7 @@ async def test_it_sleeps_where_it_says_so(start_case, case):
     assert ready.sleeps is case.sleeps
     if not case.sleeps:
         return
-    (capability,) = ready.capabilities
+    capability = ready.capabilities[0]
     await use(ready.endpoint, capability)
     awake = read_tree(child.pid).ram
     assert (await post(ready.endpoint, SLEEP_PATH, data=b"")).status == 200

@@ -15,6 +15,7 @@ from pagein.daemon import keeper as module
 from pagein.daemon.keeper import Keeper
 from pagein.errors import PageinError, SlotLost
 from pagein.gateway.ports import Prepared
+from pagein.history import TurnOf
 from pagein.kv.llama_file import read_slot_file
 from pagein.kv.reuse import Counted
 from pagein.protocol import Capability, Endpoint, Ready, StateFacts
@@ -129,7 +130,7 @@ class World:
         self.weights.write_bytes(b"weights")
         monkeypatch.setattr(module, "asyncio", self.clock)
         monkeypatch.setattr(module, "LlamaSlots", lambda name, endpoint, facts: self.engine)
-        self.attention, self.slots, self.kv_type, self.workers = "full", 1, "f16", 0
+        self.attention, self.slots, self.kv_type, self.build, self.workers = "full", 1, "f16", "b1", 0
         self.keeper = self.opened(**settings)
 
     def opened(self, **settings: Any) -> Keeper:
@@ -154,20 +155,20 @@ class World:
         folder = self.keeper.slots / f"w{self.workers}"
         folder.mkdir(mode=0o700)
         self.engine = Engine(folder, self.slots)
-        facts = StateFacts(WAY, str(folder), self.slots, "b1", 4096, self.kv_type, self.kv_type)
+        facts = StateFacts(WAY, str(folder), self.slots, self.build, 4096, self.kv_type, self.kv_type)
         self.keeper.begin(self.entry, Ready("t", Endpoint(socket="/s"), [Capability.CHAT], "1", 4096, state=facts))
         await self.settle()
         return self.engine
 
-    async def prepare(self, prompt: object, **fields: object) -> Prepared:
+    async def prepare(self, prompt: object, whose: TurnOf | None = None, **fields: object) -> Prepared:
         """What the gateway asks before a request."""
         body = json.dumps({"model": "m", "prompt": prompt, **fields}).encode()
         async with asyncio.timeout(BOUND):
-            return await self.keeper.prepare("m", COMPLETION, body)
+            return await self.keeper.prepare("m", COMPLETION, body, whose)
 
-    async def turn(self, prompt: str, said: str = "") -> Prepared:
+    async def turn(self, prompt: str, said: str = "", whose: TurnOf | None = None) -> Prepared:
         """One whole request, and what is done after it."""
-        prepared = await self.prepare(prompt)
+        prepared = await self.prepare(prompt, whose)
         self.engine.busy.clear()
         self.keeper.account("m", prepared, self.engine.answers(prompt, prepared.slot or 0, said))
         await self.settle()

@@ -221,6 +221,25 @@ async def test_a_worker_that_was_taken_over_is_served(world):
     folder.rmdir()
 
 
+@pytest.mark.parametrize("prompt", [TALK, ["a picture", 7]])
+async def test_a_worker_that_another_tenant_left_is_emptied_first(world, prompt):
+    """Its slots hold what was said under another key: no request of this one reuses it, nor is it saved."""
+    await world.turn(TALK, "I see.")
+    cells, folder = dict(world.engine.cells), world.engine.folder
+    await world.keeper.close()
+    world.keeper = world.opened(state={"salt": "another tenant", "disk": 100_000_000})
+    world.keeper.sweep({str(folder)})
+    engine = await world.begin()
+    engine.cells = cells
+    prepared = await world.prepare(prompt)
+    assert (engine.calls["erase"], engine.cells[0]) == (1, [])
+    world.keeper.account("m", prepared, None)
+    again = await world.turn(TALK, "I see.")
+    assert engine.calls["erase"] == 1
+    assert again.restored == 0
+    folder.rmdir()
+
+
 async def test_files_are_for_their_owner_only(world):
     """Folders 0700, snapshots 0600, whatever the umask is."""
     before = os.umask(0)

@@ -1,6 +1,7 @@
 """What is measured, what is learned from it, and what is remembered."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -92,6 +93,20 @@ async def test_a_peak_below_the_need_is_learned_only_from_an_answered_request(ma
     await used(lab, "a")
     await lab.meter.sample()
     assert lab.model("a").need == {"ram": 108 * MIB}
+
+
+async def test_a_model_that_keeps_within_what_it_is_given_teaches_nothing(make_lab):
+    """It takes what it is given: were that learned with head-room, each load would be given more than the last."""
+    lab = make_lab(a={"need": 500 * MIB})
+    lab.entries["a"] = replace(lab.entries["a"], least=100 * MIB)
+    for taken in (520 * MIB, 100 * MIB):
+        await lab.resident("a", taken)
+        await used(lab, "a")
+        await lab.meter.sample()
+        assert lab.model("a").need == {"ram": 500 * MIB}
+        lab.child("a").die()
+        await lab.settle()
+    assert known(lab.log, ev.NeedLearned) == []
 
 
 async def test_a_measured_need_never_shrinks(make_lab):

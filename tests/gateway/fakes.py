@@ -24,6 +24,7 @@ from pagein.gateway.ports import (
     StatusView,
 )
 from pagein.gateway.snapshot_ports import Snapshots
+from pagein.history import TurnOf
 from pagein.kv.reuse import Counted
 from pagein.protocol import PATHS, Capability, Endpoint
 
@@ -61,6 +62,10 @@ class FakeDesk:
     prepared: Prepared = field(default_factory=lambda: Prepared(b""))
     """What `prepare` gives, with the body that it got."""
     accounted: list[tuple[Prepared, Counted | None]] = field(default_factory=list)
+    turns: list[TurnOf | None] = field(default_factory=list)
+    """Whose turn each request was, as `prepare` was told."""
+    computed: list[bool] = field(default_factory=list)
+    """Of each request: whether its answer had begun."""
     printed: dict[str, list[str]] = field(default_factory=dict)
     """Last lines of output, by model."""
     snapshots: Snapshots | None = None
@@ -145,11 +150,13 @@ class FakeDesk:
     async def why_gone(self, lease: Lease) -> PageinError:
         return self.why
 
-    async def prepare(self, lease: Lease, path: str, body: bytes) -> Prepared:
+    async def prepare(self, lease: Lease, path: str, body: bytes, turn: TurnOf | None = None) -> Prepared:
+        self.turns.append(turn)
         return replace(self.prepared, body=body)
 
-    def account(self, lease: Lease, prepared: Prepared, counted: Counted | None) -> None:
+    def account(self, lease: Lease, prepared: Prepared, counted: Counted | None, computed: bool = False) -> None:
         self.accounted.append((prepared, counted))
+        self.computed.append(computed)
 
     def last_lines(self, model: str) -> list[str]:
         return self.printed.get(model, [])
@@ -226,6 +233,10 @@ class FakeDesk:
         if self.refusal is not None:
             raise self.refusal
         return self.reloaded
+
+    async def set_allowance(self, model: str, count: int) -> None:
+        """Write down what was wished."""
+        self.acts.append((f"allow {count}", model))
 
     def set_pin(self, model: str, pinned: bool) -> None:
         self.capabilities(model)

@@ -66,6 +66,21 @@ async def test_acts_reach_the_desk_and_show_the_model(desk: FakeDesk, serve: Ser
     assert desk.acts == [(verb, "m")]
 
 
+async def test_an_allowance_is_a_size(desk: FakeDesk, serve: Serve) -> None:
+    """Text with a unit, or bytes; anything else is refused before the desk is asked."""
+    gateway = await serve()
+    for size in ("2KiB", 2048):
+        async with gateway.post("/api/models/m/allowance", json={"memory": size}) as response:
+            assert (response.status, (await response.json())["name"]) == (200, "m")
+    assert desk.acts == [("allow 2048", "m")] * 2
+    for size in (None, "much", 0, -1, True, 1.5, [1]):
+        async with gateway.post("/api/models/m/allowance", json={"memory": size}) as response:
+            assert (response.status, (await response.json())["error"]["param"]) == (400, "memory")
+    async with gateway.post("/api/models/x/allowance", json={"memory": 1}) as response:
+        assert response.status == 404
+    assert len(desk.acts) == 2
+
+
 async def test_a_load_that_fails_says_why(desk: FakeDesk, serve: Serve) -> None:
     """The error of a load is the error of its request."""
     desk.refusal = LoadFailed("worker ended with exit code 1: no such file")

@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -66,8 +66,14 @@ class Running:
         enter: Path | None = None,
         arguments: Sequence[str] = (),
         state: str = "",
+        key: str = "",
     ) -> None:
-        """``more`` are lines of the scheduler's section; the daemon starts in the cgroup ``enter``."""
+        """``more`` are lines of the scheduler's section; the daemon starts in the cgroup ``enter``.
+
+        With a ``key`` the daemon asks for it, and each call of this class gives it.
+        """
+        server += f"  api_key: {key}\n" if key else ""
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.folder, self.state = folder, folder / "state"
         self.config = folder / "pagein.yaml"
         self.config.write_text(
@@ -103,12 +109,15 @@ class Running:
 
     # ── asking ──────────────────────────────────────────────────────────────────────────────────
 
-    def call(self, method: str, path: str, body: Any = None) -> Reply:
+    def call(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Reply:
         data = json.dumps(body).encode() if body is not None else (b"" if method == "POST" else None)
-        return self.raw(method, path, data, "application/json")
+        return self.raw(method, path, data, "application/json", headers)
 
-    def raw(self, method: str, path: str, data: bytes | None, kind: str) -> Reply:
-        request = urllib.request.Request(self.address + path, data, {"Content-Type": kind}, method=method)
+    def raw(
+        self, method: str, path: str, data: bytes | None, kind: str, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        given = {"Content-Type": kind, **self.headers, **(headers or {})}
+        request = urllib.request.Request(self.address + path, data, given, method=method)
         try:
             with urllib.request.urlopen(request, timeout=BOUND) as response:
                 return Reply(response.status, response.read(), response.headers)

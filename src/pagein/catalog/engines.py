@@ -70,6 +70,14 @@ ENGINES: dict[str, EngineRow] = {
             extra="whisper",
         ),
         EngineRow(
+            name="transformers",
+            formats=frozenset({Format.SAFETENSORS}),
+            capabilities=frozenset({Capability.COMPLETION, Capability.EMBEDDING}),
+            base_bytes=parse_bytes("460MiB"),
+            packages=(("torch",), ("transformers",), ("greenlet",)),
+            extra="torch",
+        ),
+        EngineRow(
             name="command",
             formats=frozenset(),
             capabilities=frozenset({Capability.CHAT, Capability.COMPLETION}),
@@ -89,7 +97,7 @@ BY_FORMAT: dict[Format, str] = {
     Format.ONNX: "onnx",
     Format.ORT: "onnx",
     Format.CTRANSLATE2: "whisper",
-    Format.SAFETENSORS: "torch",
+    Format.SAFETENSORS: "transformers",
 }
 """The engine of a format where the configuration names none."""
 

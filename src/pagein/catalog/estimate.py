@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pagein.catalog.engines import find_row
 from pagein.catalog.estimate_llama import llama_cpp
 from pagein.catalog.estimate_local import onnx, whisper
+from pagein.catalog.estimate_transformers import MARGIN as TRANSFORMERS_MARGIN
+from pagein.catalog.estimate_transformers import transformers
 from pagein.catalog.model import Ingredient, ModelInfo, Need, NeedSource
 from pagein.units import format_bytes
 
@@ -50,12 +52,14 @@ def estimate(
         parts = onnx(info, device, options, recipe)
     elif engine == "whisper":
         parts = whisper(info, device, options)
+    elif engine == "transformers":
+        return total(transformers(info, context, parallel, options), TRANSFORMERS_MARGIN)
     else:
         parts = _generic(info, engine, context, parallel, device)
     return total(parts)
 
 
-def total(parts: list[Ingredient]) -> Need:
+def total(parts: list[Ingredient], margin: float = MARGIN) -> Need:
     """Add ingredients up, with the margin, and say how."""
     pools: dict[str, int] = {}
     for part in parts:
@@ -65,8 +69,8 @@ def total(parts: list[Ingredient]) -> Need:
         for pool in pools
     ]
     text = words[0] if len(pools) == 1 else "; ".join(f"{p}: {w}" for p, w in zip(pools, words, strict=True))
-    raised = {pool: int(size * MARGIN) for pool, size in pools.items()}
-    return Need(raised, NeedSource.ESTIMATED, f"{text}, × {MARGIN}")
+    raised = {pool: int(size * margin) for pool, size in pools.items()}
+    return Need(raised, NeedSource.ESTIMATED, f"{text}, × {margin}")
 
 
 def _generic(info: ModelInfo, engine: str, context: int | None, parallel: int, device: str) -> list[Ingredient]:

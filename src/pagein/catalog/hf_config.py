@@ -23,6 +23,15 @@ def read_config(folder: Path) -> Geometry:
     return _Config(path, body, text if isinstance(text, dict) else body).geometry()
 
 
+def read_architectures(folder: Path) -> list[str]:
+    """Return the names of the model classes that a ``config.json`` names; raises BadModelFile for a broken one."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return []
+    names = read_json(inside(folder, path.name), CONFIG_LIMIT).get("architectures")
+    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+
 def has_chat_template(folder: Path) -> bool:
     """Tell whether the tokenizer of a folder comes with a chat template."""
     if (folder / "chat_template.jinja").is_file():

@@ -109,5 +109,8 @@ class ModelEntry:
     """The configured recipe, or the one that the model's files call for; what the worker is given."""
     options: Mapping[str, object] = field(default_factory=dict)
     """The configured options with what the header adds (``embedding: true``); what the worker is given."""
+    least: int | None = None
+    """Bytes of RAM that it can do with because its engine streams what does not fit; None where it takes what it takes.
+    Such a model keeps within what it is given, so what it was measured to take says nothing about what it needs."""
     problem: str | None = None
     """Why this model cannot be served here (file missing, engine not installed), or None."""

@@ -22,6 +22,7 @@ from pagein.catalog.engines import (
     repacked_types,
 )
 from pagein.catalog.estimate import estimate
+from pagein.catalog.estimate_transformers import least
 from pagein.catalog.gguf_geometry import WITHOUT_CACHE
 from pagein.catalog.gpu_build import computes_on_gpu
 from pagein.catalog.identity import digest
@@ -43,6 +44,8 @@ DEFAULT_CONTEXT = 4096
 """Tokens where the configuration names none: long enough for a chat, and no trained maximum of 128k by accident."""
 DEFAULT_VECTOR_CONTEXT = 512
 """The same for decoders that serve vectors: llama.cpp computes such a text at once, its whole vocabulary per token."""
+_WRITERS = ("CausalLM", "ConditionalGeneration", "LMHeadModel")
+"""Parts of the names of model classes that write text; all others make vectors."""
 _NOT_SERVED = {"mmproj": "a vision projector", "adapter": "an adapter", "imatrix": "an importance matrix"}
 """Values of ``general.type`` in GGUF files that are no models."""
 
@@ -90,7 +93,8 @@ def _entry(
     estimated = _pooled(_estimate(info, settings, choice.device), machine)
     declared = _declared(config, choice.device, estimated, machine)
     key = peak_key(config, info, settings, choice.device, peaks)
-    seen = peaks.peak(key)
+    streams = info is not None and settings.engine == "transformers"
+    seen = None if streams else peaks.peak(key)
     return ModelEntry(
         name=name,
         engine=engine,
@@ -104,6 +108,9 @@ def _entry(
         context=settings.context,
         recipe=settings.recipe,
         options=settings.options,
+        least=least(info, settings.context, settings.parallel, settings.options)
+        if info is not None and streams
+        else None,
         problem=_problem(info, settings, row) or choice.problem,
     )
 
@@ -164,8 +171,10 @@ def _options(config: Model, info: ModelInfo | None, engine: str) -> dict[str, ob
 
 
 def _context(config: Model, info: ModelInfo | None, engine: str, options: Mapping[str, object]) -> int | None:
-    if config.context is not None or info is None or engine != "llama_cpp":
+    if config.context is not None or info is None or engine not in ("llama_cpp", "transformers"):
         return config.context
+    if engine == "transformers":
+        return min(DEFAULT_CONTEXT, info.context_train or DEFAULT_CONTEXT)
     vectors = options.get("embedding") is True or options.get("rerank") is True
     usual = DEFAULT_VECTOR_CONTEXT if vectors and info.architecture not in WITHOUT_CACHE else DEFAULT_CONTEXT
     return min(usual, info.context_train or usual)
@@ -272,13 +281,24 @@ def _capabilities(
             return frozenset({Capability.EMBEDDING})
         if not info.has_chat_template and settings.options.get("chat_template") is None:
             return frozenset({Capability.COMPLETION})
+    if settings.engine == "transformers" and info is not None:
+        return _written(info)
     return row.capabilities if row is not None else frozenset()
+
+
+def _written(info: ModelInfo) -> frozenset[Capability]:
+    """What a model class can do; the worker says it again from the loaded model."""
+    names = info.metadata.get("architectures")
+    if isinstance(names, list) and names and not any(word in str(names[0]) for word in _WRITERS):
+        return frozenset({Capability.EMBEDDING})
+    chat = frozenset({Capability.CHAT}) if info.has_chat_template else frozenset()
+    return chat | {Capability.COMPLETION, Capability.EMBEDDING}
 
 
 def _problem(info: ModelInfo | None, settings: _Settings, row: EngineRow | None) -> str | None:
     """Why the model cannot be served here, or None."""
     if row is None:
-        return _no_engine(info, settings.engine)
+        return _no_engine(settings.engine)
     if info is not None and info.format not in row.formats:
         takes = ", ".join(sorted(row.formats)) or "a command"
         return f"the engine {row.name} takes {takes}; {info.path} is {info.format.value}"
@@ -292,15 +312,12 @@ def _problem(info: ModelInfo | None, settings: _Settings, row: EngineRow | None)
         kind = info.metadata.get("kind")
         if kind in _NOT_SERVED or info.architecture == "clip":
             return f"{info.path} is {_NOT_SERVED.get(str(kind), 'a vision projector')}, not a model"
+    if row.name == "transformers" and info is not None and not (info.path / "config.json").is_file():
+        return f"{info.path} has no config.json beside its weights: name the folder that transformers wrote"
     return _recipe_problem(settings) if row.name == "onnx" else None
 
 
-def _no_engine(info: ModelInfo | None, engine: str) -> str:
-    if info is not None and engine == "torch":
-        return (
-            f"{info.path} is {info.format.value}, which needs the engine torch, and this version of Pagein has none; "
-            "use a GGUF or ONNX version of the model"
-        )
+def _no_engine(engine: str) -> str:
     return f"there is no engine {engine!r}; known: {', '.join(known_engines())}"
 
 

@@ -36,13 +36,29 @@ _STRING = re.compile(rb'"((?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)"
 _WHOLE = re.compile(rb"0|[1-9][0-9]{0,18}")
 
 
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where one tensor rests: absolute byte in its file, bytes, dtype by the format's name, shape."""
+
+    name: str
+    file: Path
+    offset: int
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class TensorTable:
     """What the header of one safetensors file holds."""
 
     path: Path
     size: int
+    data_at: int = 0
+    """The byte of the file where the tensors begin."""
     names: set[str] = field(default_factory=set)
+    tensors: list[StoredTensor] | None = None
+    """Every tensor's place, for who asks: the catalog of many models does not need them."""
     parameters: int = 0
     weight_bytes: int = 0
     bytes_by_type: dict[str, int] = field(default_factory=dict)
@@ -129,14 +145,14 @@ def is_safetensors(start: bytes) -> bool:
     return len(start) >= 9 and 2 <= struct.unpack_from("<Q", start)[0] <= LONGEST_HEADER and start[8:9] == b"{"
 
 
-def read_safetensors(path: Path) -> TensorTable:
-    """Read and check the header of one file; raises BadModelFile."""
+def read_safetensors(path: Path, *, places: bool = False) -> TensorTable:
+    """Read and check the header of one file, with each tensor's place where asked; raises BadModelFile."""
     with BoundedFile(path) as file:
         length = struct.unpack("<Q", file.at(0, 8, "the header's length"))[0]
         if length > LONGEST_HEADER:
             raise bad(path, f"has a header of {length} bytes, the limit is {LONGEST_HEADER}")
         scanner = _Scanner(path, file.at(8, length, "the header"))
-        table = TensorTable(path, file.size)
+        table = TensorTable(path, file.size, 8 + length, tensors=[] if places else None)
         _check_places(table, sorted(_entries(scanner, table)), file.size - 8 - length)
         return table
 
@@ -190,6 +206,8 @@ def _entry(scanner: _Scanner, table: TensorTable, name: str) -> tuple[int, int, 
     table.parameters += values
     table.weight_bytes += size
     table.bytes_by_type[dtype] = table.bytes_by_type.get(dtype, 0) + size
+    if table.tensors is not None:
+        table.tensors.append(StoredTensor(name, table.path, table.data_at + place[0], size, dtype, tuple(shape)))
     return place[0], place[1], name
 
 
@@ -225,13 +243,13 @@ def _check_places(table: TensorTable, places: list[tuple[int, int, str]], data_b
         raise bad(table.path, f"the tensors end at byte {end} of the data, the file has {data_bytes}")
 
 
-def read_sharded(folder: Path, shards: list[Path], *, indexed: bool) -> list[TensorTable]:
+def read_sharded(folder: Path, shards: list[Path], *, indexed: bool, places: bool = False) -> list[TensorTable]:
     """Read shards: those that the folder's index names where there is one and it counts, else the given; none twice."""
     index = folder / INDEX_NAME
     placed = _read_index(folder, index) if indexed and index.exists() else None
     if placed is not None:
         shards = [inside(folder, name) for name in sorted(set(placed.values()))]
-    tables = [read_safetensors(shard) for shard in shards]
+    tables = [read_safetensors(shard, places=places) for shard in shards]
     owner: dict[str, str] = {}
     for table, shard in zip(tables, shards, strict=True):
         for name in table.names:

@@ -30,6 +30,10 @@ COMMANDS: dict[str, Entry] = {
     "reload": Entry("Let the daemon read its configuration again.", "Set up and serve"),
     "check": Entry("Validate a configuration and say what fits, what pages and what never fits.", "Set up and serve"),
     "doctor": Entry("Say what this machine has and what that means for Pagein.", "Set up and serve"),
+    "quantize": Entry(
+        "Make 4- or 8-bit shards of a model, to be streamed in a quarter or half of the bytes.", "Set up and serve"
+    ),
+    "shard": Entry("Lay a model's weights out as one file per block, in running order, unchanged.", "Set up and serve"),
     "run": Entry("Send a prompt, a recording or an image to a model and print its answer.", "Use models"),
     "chat": Entry("Talk with a model; the conversation is kept, and goes on whenever you come back.", "Use models"),
     "load": Entry("Load a model without using it.", "Use models"),
@@ -43,6 +47,7 @@ COMMANDS: dict[str, Entry] = {
     "plan": Entry("Say what loading a model now would do, without doing it.", "Look inside"),
     "logs": Entry("Print the log of a model.", "Look inside"),
     "state": Entry("List, delete, export or check what is kept of conversations.", "Look inside"),
+    "bench": Entry("Measure what this machine gives.", "Look inside"),
     "version": Entry("Print the version.", "Look inside"),
 }
 """Every command. Its function has its name and lives in ``pagein.cli.<name>``; its docstring starts so."""

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from pagein.catalog.allot import DAEMON_BYTES, allot
 from pagein.catalog.model import ModelEntry
 from pagein.catalog.observed import PeakStore
 from pagein.catalog.plan import PlanRow, Verdict, plan
@@ -29,8 +30,6 @@ from pagein.memory.budget import PoolBudget, resolve_budgets
 from pagein.memory.probes.host import read_machine
 from pagein.units import format_bytes
 
-DAEMON_BYTES = 64 * 1024**2
-"""What the daemon takes of the budget for itself: 62 MiB, head-room included, at start on Linux with Python 3.11."""
 _WORDS = {
     Verdict.STAYS: ("stays", "stay", "green"),
     Verdict.FITS: ("fits", "fit", "green"),
@@ -81,6 +80,7 @@ def make_plan(settings: Settings) -> tuple[dict[str, PoolBudget], dict[str, Mode
     finally:
         peaks.close()
     sizes = {name: pool.bytes for name, pool in budgets.items()}
+    entries = allot(entries, settings.models, sizes)
     return budgets, entries, plan(entries, settings.models, sizes, DAEMON_BYTES)
 
 

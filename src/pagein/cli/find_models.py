@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pagein.catalog.engines import BY_FORMAT, find_row
 from pagein.catalog.inspect import inspect
-from pagein.catalog.model import ModelInfo
+from pagein.catalog.model import Format, ModelInfo
 from pagein.errors import BadModelFile
 from pagein.units import format_bytes
 
@@ -81,6 +81,8 @@ def _objection(info: ModelInfo) -> str | None:
         return f"has {format_bytes(info.weight_bytes)} of weights, less than {format_bytes(SMALLEST)}"
     if find_row(BY_FORMAT[info.format]) is None:
         return f"no engine here loads {info.format.value}"
+    if info.format is Format.SAFETENSORS and not (info.path / "config.json").is_file():
+        return "has no config.json beside it, which says what the weights are"
     return None
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Annotated
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
 from pagein.cli.address import find_daemon
 from pagein.cli.client import call
 from pagein.cli.console import output, print_json, show
-from pagein.cli.options import Json, ModelName, StateDir, Url
+from pagein.cli.options import Json, StateDir, Url, complete_model
 from pagein.cli.views import pool_bytes
+from pagein.errors import BadUsage
 from pagein.gateway.ports import PlanView
 
 _OUTCOMES = {
@@ -24,15 +27,63 @@ _OUTCOMES = {
 }
 
 
-def plan(model: ModelName, url: Url = None, state_dir: StateDir = None, json: Json = False) -> None:
+_Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Name of a configured model; with --memory also a folder of safetensors.",
+        autocompletion=complete_model,
+    ),
+]
+_Memory = Annotated[
+    str | None,
+    typer.Option("--memory", metavar="SIZE", help="Ask no daemon: weigh the ways to run it in so much memory."),
+]
+_Context = Annotated[
+    int | None, typer.Option("--context", metavar="TOKENS", min=16, help="With --memory: length of a sequence.")
+]
+_Batch = Annotated[
+    int | None, typer.Option("--batch", metavar="COUNT", min=1, help="With --memory: sequences at once.")
+]
+_Disk = Annotated[
+    str | None,
+    typer.Option("--disk", metavar="SPEED", help="With --memory: 1.5GB/s, or `measure` to measure it again."),
+]
+
+
+def plan(
+    model: _Model,
+    memory: _Memory = None,
+    context: _Context = None,
+    batch: _Batch = None,
+    disk: _Disk = None,
+    url: Url = None,
+    state_dir: StateDir = None,
+    json: Json = False,
+) -> None:
     """Say what loading a model now would do, without doing it.
 
     Names every model that would leave for it, and why that one. Nothing is loaded or evicted.
+
+    With --memory it needs no daemon, and weighs the ways to run a folder of safetensors in so much memory: whole or
+    streamed, as stored, in 8 or in 4 bits, or not at all. Each has the memory that it takes, the bytes that a token
+    reads, and the seconds predicted from the measured speed of the disk. Ends with 5 when it says to give up.
     """
+    if memory is not None:
+        from pagein.cli.advise import give_advice
+
+        give_advice(model, memory, context, batch or 1, disk, json)
+        return
+    if context is not None or batch is not None or disk is not None:
+        raise BadUsage("--context, --batch and --disk are for advice", hint="give --memory too, such as --memory 8GiB")
     view = call(find_daemon(url, state_dir), lambda client: client.plan(model))
     if json:
         print_json(asdict(view))
-        return
+    else:
+        _report(view)
+
+
+def _report(view: PlanView) -> None:
     console = output()
     words, style = _OUTCOMES.get(view.outcome, (view.outcome, ""))
     show(Text.assemble((view.model, "bold"), " ", (words, style)), console)

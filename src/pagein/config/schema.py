@@ -58,7 +58,7 @@ DEFAULT_TIMEOUTS: dict[str, float] = {
 }
 """Seconds that a worker may be silent during a request, by capability; the keys are the values of `Capability`."""
 
-DEFAULT_PARALLEL: dict[str, int] = {"llama_cpp": 1, "whisper": 1}
+DEFAULT_PARALLEL: dict[str, int] = {"llama_cpp": 1, "whisper": 1, "transformers": 2}
 """Requests that a worker holds at once, by engine: those that keep state per request count each of them in memory."""
 OTHER_PARALLEL = 4
 """The same for every other engine."""
@@ -107,7 +107,8 @@ class Model(Section):
     engine: str | None = Field(
         None,
         min_length=1,
-        description="What computes: `llama_cpp`, `onnx`, `whisper`, `command`, or an engine of another package.",
+        description="What computes: `llama_cpp`, `onnx`, `whisper`, `transformers`, `command`, or an engine of another "
+        "package.",
         examples=["llama_cpp"],
         json_schema_extra={"absent": "told from the file's own header"},
     )
@@ -141,9 +142,12 @@ class Model(Section):
     memory: Size | None = Field(
         None,
         gt=0,
-        description="Declared need of the whole worker, used until a peak was measured.",
+        description="Declared need of the whole worker, used until a peak was measured. With `transformers` what the "
+        "worker keeps within: weights beyond it are streamed from the disk.",
         examples=["600MiB"],
-        json_schema_extra={"absent": "estimated from the file's header"},
+        json_schema_extra={
+            "absent": "estimated from the file's header; `transformers`: all of it, or half of what the budget can give"
+        },
     )
     device: Device = Field(
         "auto", description="`cpu`, `gpu`, `cuda:N`, or `auto`: the GPU where there is one that can hold it."
@@ -201,8 +205,8 @@ class Model(Section):
     )
     sleep: bool = Field(
         False,
-        description="Instead of leaving it sleeps first, where its engine can (`whisper`; `command`: a server with "
-        "vLLM's `POST /sleep` and `/wake_up`); what it keeps is charged.",
+        description="Instead of leaving it sleeps first, where its engine can (`whisper`, `onnx`, `transformers`; "
+        "`command`: a server with vLLM's `POST /sleep` and `/wake_up`); what it keeps is charged.",
     )
     options: Annotated[dict[str, Any], Kind("name: value")] = Field(
         default_factory=dict,

@@ -32,12 +32,13 @@ from pagein.errors import (
     WorkerTimeout,
 )
 from pagein.gateway.ports import Decision, Lease, PlanView, Prepared, ReloadView, RoomView, StatusView
+from pagein.history import TurnOf
 from pagein.kv.reuse import Counted
 from pagein.protocol import Capability
 from pagein.residency.lifecycle import State
 from pagein.scheduler import ModelState
 from pagein.scheduler import events as ev
-from pagein.scheduler.actions import Action, Grant, Refuse, Sleep, Stop, Wait
+from pagein.scheduler.actions import Action, Grant, Refuse, Retain, Sleep, Stop, Wait
 
 WORKER_SILENT = WorkerTimeout.http_status
 """The status with which the gateway gives a lease back whose worker sent nothing for its time-out."""
@@ -83,6 +84,7 @@ class DaemonDesk:
         self._tickets: dict[int, _Ticket] = {}
         self._loads: _Watchers = {}
         self._unloads: _Watchers = {}
+        self._resizes: _Watchers = {}
         self.drained = asyncio.Event()
         """Set while nobody holds a lease."""
 
@@ -103,6 +105,8 @@ class DaemonDesk:
                     for ticket in self._tickets.values():
                         if ticket.model == action.evicted_for:
                             ticket.evicted.append(action.model)
+                case Retain():
+                    _resolve_all(self._resizes, action.model, action.error)
         self._answer_operators(event)
         if len(self._inbox.scheduler.state.leases):
             self.drained.clear()
@@ -117,11 +121,13 @@ class DaemonDesk:
                 _resolve_all(self._loads, event.model, event.error)
             case ev.Freed():
                 _resolve_all(self._unloads, event.model)
+            case ev.Resized():
+                _resolve_all(self._resizes, event.model, event.error)
             case ev.ShutdownWanted():
-                for table in (self._loads, self._unloads):
+                for table in (self._loads, self._unloads, self._resizes):
                     for name in list(table):
                         _resolve_all(table, name, ShuttingDown("the daemon is stopping"))
-        for table in (self._loads, self._unloads):
+        for table in (self._loads, self._unloads, self._resizes):
             for name in [n for n in table if n not in self._inbox.scheduler.state.models]:
                 _resolve_all(table, name, ModelNotFound(name, self.names()))  # it went from the configuration
         for name in list(self._loads):
@@ -180,15 +186,17 @@ class DaemonDesk:
             evicted=tuple(ticket.evicted),
         )
 
-    async def prepare(self, lease: Lease, path: str, body: bytes) -> Prepared:
+    async def prepare(self, lease: Lease, path: str, body: bytes, turn: TurnOf | None = None) -> Prepared:
         """Bring back what was saved of a conversation; see `Desk.prepare`."""
-        return await self._keeper.prepare(lease.model, path, body) if self._keeper is not None else Prepared(body)
+        if self._keeper is None:
+            return Prepared(body)
+        return await self._keeper.prepare(lease.model, path, body, turn)
 
-    def account(self, lease: Lease, prepared: Prepared, counted: Counted | None) -> None:
+    def account(self, lease: Lease, prepared: Prepared, counted: Counted | None, computed: bool = False) -> None:
         """Compare it with what the engine counted, and let `explain` tell it."""
         if self._keeper is None or (prepared.tokens is None and prepared.miss is None):
             return
-        unused = self._keeper.account(lease.model, prepared, counted)
+        unused = self._keeper.account(lease.model, prepared, counted, computed)
         told = [unused or prepared.reason or f"nothing restored: {prepared.miss}"]
         if counted is not None:
             told.append(f"the engine computed {counted.computed} of {counted.prompt} tokens")
@@ -237,6 +245,13 @@ class DaemonDesk:
             self._inbox.post(ev.UnloadWanted(model))
             return
         await self._bounded(self._unloads, model, ev.UnloadWanted(model))
+
+    async def set_allowance(self, model: str, count: int) -> None:
+        """Let a loaded model live with other bytes; see `Desk.set_allowance`."""
+        self._model(model)
+        if model in self._resizes:
+            raise InUse(f"the allowance of {model!r} is being changed already", model=model)
+        await self._bounded(self._resizes, model, ev.ResizeWanted(model, count))
 
     def set_pin(self, model: str, pinned: bool) -> None:
         """Pin or unpin."""

@@ -15,6 +15,7 @@ from pagein.daemon.keeper import Keeper
 from pagein.daemon.logs import ModelLogs
 from pagein.daemon.meter import Meter
 from pagein.daemon.release import Leftovers, Release
+from pagein.daemon.resizer import resize
 from pagein.daemon.roster import Roster
 from pagein.daemon.sleeper import SleepFailed, put_to_sleep, tell_to_wake
 from pagein.daemon.specs import Specs
@@ -22,7 +23,7 @@ from pagein.daemon.worker import Worker
 from pagein.errors import LoadFailed, Outgrown, PageinError, WorkerDied
 from pagein.protocol import Endpoint, Ready
 from pagein.scheduler import events as ev
-from pagein.scheduler.actions import Action, Kill, Load, Renewed, Sleep, Stop, Wake
+from pagein.scheduler.actions import Action, Kill, Load, Renewed, Resize, Sleep, Stop, Wake
 from pagein.supervisor.child import Child
 from pagein.supervisor.limits import Cell, Limiter, limit_for
 from pagein.supervisor.registry import Record, Registry
@@ -76,6 +77,8 @@ class Fleet:
                     self._spawn(self._sleep(action.model, there))
                 case Wake() if (there := self._workers.get(action.model)) is not None:
                     there.start, there.announced = self._spawn(self._wake(action, there)), False
+                case Resize() if (there := self._workers.get(action.model)) is not None:
+                    self._spawn(self._resize(action, there))
                 case Renewed():
                     self._forget(action)
         if isinstance(event, ev.Measured):
@@ -202,6 +205,11 @@ class Fleet:
                 await self._broke(name, worker, LoadFailed(f"model {name!r} did not wake: {error}"), began)
             return
         await self._announce(name, worker, action.reason, time.monotonic() - began)
+
+    async def _resize(self, action: Resize, worker: Worker) -> None:
+        timeout = self._roster.settings.supervisor.ready_timeout
+        error = await resize(action, worker, self._limit_of, self._meter, timeout)
+        self._inbox.post(ev.Resized(action.model, action.allowance, error))
 
     # ── ending ──────────────────────────────────────────────────────────────────────────────────
 

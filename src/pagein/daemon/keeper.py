@@ -20,18 +20,19 @@ from typing import Any
 from pagein.catalog.attention import kept_of
 from pagein.catalog.model import ModelEntry
 from pagein.config.schema import Settings
-from pagein.daemon.kept import Counters, Live, fingerprint_of, with_slot
+from pagein.daemon.kept import Counters, Live, fingerprint_of, is_tenant_of, with_slot
+from pagein.daemon.saving import LEAST_TOKENS, Saving
 from pagein.errors import ConfigError, PageinError
 from pagein.gateway.ports import Prepared
 from pagein.gateway.splice import without
-from pagein.kv.answers import Entry, Fetched, Match, Miss, MissKind, Skipped
+from pagein.history import TurnOf
+from pagein.kv.answers import Entry, Fetched, Match, Miss, MissKind
 from pagein.kv.header import digest_tokens, pack_tokens
 from pagein.kv.llama_file import read_slot_file
-from pagein.kv.offer import Offer
+from pagein.kv.paces import Paces
 from pagein.kv.reuse import Counted
 from pagein.kv.store import Store
 from pagein.kv.weights import Cancelled, WeightDigests
-from pagein.kv.worth import Pace
 from pagein.protocol import PATHS, Capability, Ready
 from pagein.sessions.llama_slots import WAY, LlamaSlots
 from pagein.sessions.slot_table import Route, SlotTable
@@ -40,8 +41,6 @@ from pagein.units import format_bytes, format_duration
 
 _log = logging.getLogger("pagein.state")
 
-LEAST_TOKENS = 32
-"""Tokens below which nothing is saved or restored: a call takes longer than computing them."""
 SAVE_BOUND = 2.0
 """Seconds that saving may hold up a model that leaves; what takes longer is left to the history."""
 SAVE_AFTER = 1.0
@@ -59,16 +58,17 @@ KEPT_PATHS = {PATHS[Capability.CHAT], PATHS[Capability.COMPLETION]}
 class Keeper:
     """The saved conversations of all models; belongs to the event loop's thread, the disk is asked in others."""
 
-    def __init__(self, store: Store, digests: WeightDigests, tenant: str, folder: Path) -> None:
+    def __init__(self, store: Store, digests: WeightDigests, tenant: str, folder: Path, strangers: bool) -> None:
         """Use `open`."""
+        self._strangers = strangers
         self.store = store
         self._digests, self._tenant = digests, tenant
         self._staging, self.slots = folder / "incoming", folder / "slots"
         self._live: dict[str, Live] = {}
-        self._pace: dict[str, Pace] = {}
+        self._paces = Paces(folder / "paces.json")
         self.counters: dict[str, Counters] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writing: dict[str, set[asyncio.Task[None]]] = {}
+        self.saving = Saving(store, self._staging, self._paces, self._live, self._counters, self._spawn)
         self._closed = False
 
     @classmethod
@@ -90,10 +90,11 @@ class Keeper:
             if isinstance(cap, float):
                 cap = int(cap * shutil.disk_usage(folder).free)
             store = Store.open(folder / "snapshots", cap=cap)
+            tenant = tenant_of(settings.server.api_key, state.salt)
+            strangers = not is_tenant_of(folder, tenant)
         except OSError as error:
             raise ConfigError(f"saved conversations cannot be kept in {folder}: {error}") from error
-        tenant = tenant_of(settings.server.api_key, state.salt)
-        keeper = cls(store, WeightDigests(folder / "weights.json"), tenant, folder)
+        keeper = cls(store, WeightDigests(folder / "weights.json"), tenant, folder, strangers)
         keeper.store.gc(max_idle=state.retain)
         return keeper
 
@@ -114,7 +115,11 @@ class Keeper:
         if not attention.is_kept:
             return
         slots = LlamaSlots(entry.name, ready.endpoint, facts)
-        live = self._live[entry.name] = Live(slots, facts, SlotTable(facts.slots), not attention.can_be_cut)
+        pace = self._paces.of(f"{entry.peak_key} {facts.build}")
+        table = SlotTable(facts.slots)
+        if self._strangers:
+            table.are_foreign()
+        live = self._live[entry.name] = Live(entry.name, slots, facts, table, not attention.can_be_cut, pace)
         self._spawn(self._identify(entry, live))
 
     def expect(self, entry: ModelEntry) -> None:
@@ -147,7 +152,7 @@ class Keeper:
         live.over = True
         try:
             async with asyncio.timeout(SAVE_BOUND):
-                await self._save_all(name, live)
+                await self._save_all(live)
         except TimeoutError:
             _log.warning("%s: saving its conversations took longer than %s; they are recomputed", name, SAVE_BOUND)
         except Exception:  # a model must be able to leave whatever happens here
@@ -156,6 +161,7 @@ class Keeper:
 
     async def _leave(self, live: Live) -> None:
         await live.slots.close()
+        await asyncio.to_thread(self._paces.write, self._paces.measured())
         await asyncio.to_thread(shutil.rmtree, live.facts.folder, True)
 
     def forget(self, name: str) -> None:
@@ -173,17 +179,22 @@ class Keeper:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._paces.write, self._paces.measured())
 
     async def look_after(self, retain: float) -> None:
         """Remove what was not used for longer than ``retain`` seconds, again and again."""
         while True:
             await asyncio.sleep(GC_EVERY)
             await asyncio.to_thread(self.store.gc, max_idle=retain)
+            await self.saving.recheck()
 
     # ── before a request ────────────────────────────────────────────────────────────────────────
 
-    async def prepare(self, model: str, path: str, body: bytes) -> Prepared:
-        """Bring the longest saved beginning of a prompt back, if that pays; never raises, never takes the answer."""
+    async def prepare(self, model: str, path: str, body: bytes, turn: TurnOf | None = None) -> Prepared:
+        """Bring the longest saved beginning of a prompt back, if that pays; never raises, never takes the answer.
+
+        What is saved of a conversation's ``turn`` is removed with that conversation.
+        """
         live = self._live.get(model)
         if live is None or path not in KEPT_PATHS:
             return Prepared(body)
@@ -194,64 +205,72 @@ class Keeper:
             if "id_slot" in fields:  # which slot it gets is not the client's to say
                 body = without(body, ("id_slot",))
             async with live.turn:
-                return await self._prepare(model, live, path, body, fields)
+                return await self._prepare(live, path, body, fields, turn)
         except PageinError as error:
             return self._missed(model, body, error.message, "failed")
         except (OSError, ValueError) as error:
             return self._missed(model, body, str(error), "failed")
 
-    async def _prepare(self, model: str, live: Live, path: str, body: bytes, fields: Mapping[str, object]) -> Prepared:
+    async def _prepare(
+        self, live: Live, path: str, body: bytes, fields: Mapping[str, object], turn: TurnOf | None
+    ) -> Prepared:
         wanted = fields.get("cache_prompt") is not False
         tokens = await live.slots.tokens_of(path, fields) if wanted else None
         if tokens is None:
-            await self._let_go(model, live)
+            await self._let_go(live)
             why = "its prompt is no list of tokens" if wanted else "it says `cache_prompt: false`"
-            return self._missed(model, body, why, "media" if wanted else "unwanted")
+            return self._missed(live.model, body, why, "media" if wanted else "unwanted")
         busy = {slot.id for slot in await live.slots.look() if slot.busy}
         # the engine may still be at a request whose client left: it will take this one behind it
         route = live.table.route(tokens, self._tenant, busy | live.in_flight) or live.table.route(
             tokens, self._tenant, live.in_flight
         )
         if route is None:
-            return self._missed(model, body, "every slot is in use", "busy")
+            return self._missed(live.model, body, "every slot is in use", "busy")
         live.in_flight.add(route.slot)
         try:
-            if route.displaced is not None:
-                await self._save_slot(model, live, route.slot, SAVE_BOUND)
+            if route.displaced is not None or route.common < route.likely:
+                await self.saving.slot(live, route.slot, SAVE_BOUND)
+                route = live.table.route_to(route.slot, tokens, self._tenant)  # the save told what is really there
             if route.foreign:
                 await live.slots.erase(route.slot)
-            prepared = await self._restore(model, live, route, tokens, body)
+            prepared = await self._restore(live, route, tokens, body)
         except BaseException:
             live.in_flight.discard(route.slot)
             raise
-        live.table.begins(route.slot, tokens, self._tenant)
+        sure = 0 if live.whole_only else max(route.common, prepared.restored)
+        live.table.begins(route.slot, tokens, self._tenant, turn, sure)
         return replace(prepared, worker=live.number)
 
-    async def _let_go(self, model: str, live: Live) -> None:
+    async def _let_go(self, live: Live) -> None:
         """A request comes whose slot the engine chooses: save what it may take, and rely on nothing that was there."""
         for slot in range(live.facts.slots):
             if slot not in live.in_flight:
-                await self._save_slot(model, live, slot, SAVE_BOUND)
+                await self.saving.slot(live, slot, SAVE_BOUND)
+                held = live.table.held(slot)
+                if held is not None and held.tenant != self._tenant:
+                    await live.slots.erase(slot)
                 live.table.emptied(slot)
 
-    async def _restore(self, model: str, live: Live, route: Route, tokens: list[int], body: bytes) -> Prepared:
+    async def _restore(self, live: Live, route: Route, tokens: list[int], body: bytes) -> Prepared:
+        model, pace = live.model, live.pace
         if live.facts.slots > 1:
             body = with_slot(body, route.slot)
         if not live.identified.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(live.identified.wait(), DIGEST_WAIT)
-        if route.common < LEAST_TOKENS and (writing := self._writing.get(model)):
-            await asyncio.wait(writing, timeout=SAVE_BOUND)  # what its last worker saved just before it left
+        if route.common < LEAST_TOKENS:
+            await self.saving.written(model, SAVE_BOUND)  # what its last worker saved just before it left
         if live.fingerprint is None:
             return self._missed(model, body, "the weights are not digested yet", "unready", route.slot, tokens)
         at_least = max(LEAST_TOKENS, route.common + 1)
         match = await asyncio.to_thread(self.store.longest_match, live.fingerprint, tokens, at_least=at_least)
-        there = f"{route.common} of {len(tokens)} tokens are still there"
         if not isinstance(match, Match):
             if route.common >= LEAST_TOKENS:
+                there = f"{route.common} of {len(tokens)} tokens are still there"
                 return Prepared(body, route.slot, tokens, reason=there)
             return self._missed(model, body, match.reason, match.kind.value, route.slot, tokens)
-        size, pace = match.snapshot.header.payload_bytes, self._pace_of(model)
+        size = match.snapshot.header.payload_bytes
         verdict = pace.can_restore(match.common_tokens - route.common, size)
         pace.decided(verdict)
         if not verdict.pays:
@@ -278,7 +297,9 @@ class Keeper:
                 return Miss(MissKind.DAMAGED, "the snapshot holds other tokens than it says")
             live.table.emptied(slot)  # what it had is lost, whatever comes of this
             await live.slots.restore(slot, file, saved, RESTORE_BOUND)
-            live.table.restored(slot, saved, self._tenant)
+            named = entry.header.conversation
+            turn = TurnOf(named, time.monotonic()) if named is not None else None
+            live.table.restored(slot, saved, self._tenant, turn)
         except PageinError as error:
             return Miss(MissKind.FAILED, error.message)
         finally:
@@ -294,16 +315,19 @@ class Keeper:
 
     # ── after a request ─────────────────────────────────────────────────────────────────────────
 
-    def account(self, model: str, prepared: Prepared, counted: Counted | None) -> str | None:
-        """Compare with the engine's own counters; returns the miss where a restore was not used (rule 7)."""
+    def account(self, model: str, prepared: Prepared, counted: Counted | None, computed: bool = False) -> str | None:
+        """Compare with the engine's own counters; returns the miss where a restore was not used (rule 7).
+
+        ``computed``: the answer began, so all of the prompt is in its slot, even where no counters came.
+        """
         counters, live, unused = self._counters(model), self._live.get(model), None
+        if live is not None and counted is not None and counted.prompt_seconds:
+            live.pace.prefilled(counted.computed, counted.prompt_seconds)
         if live is not None and live.number != prepared.worker:
             live = None  # of a worker that is gone: its successor's slots are not touched
         if counted is not None:
             counters.computed += counted.computed
             counters.cached += counted.cached
-            if counted.prompt_seconds:
-                self._pace_of(model).prefilled(counted.computed, counted.prompt_seconds)
         if prepared.restored and counted is not None:
             partly = live is not None and live.whole_only and counted.cached > 0  # it goes on from a checkpoint
             if counted.proves(prepared.restored) or partly:
@@ -314,74 +338,24 @@ class Keeper:
                 counters.misses["unused"] = counters.misses.get("unused", 0) + 1
         if live is not None and prepared.slot is not None:
             live.in_flight.discard(prepared.slot)
-            self._spawn(self._save_later(model, live, prepared.slot))
+            if computed or counted is not None:
+                live.table.computed(prepared.slot)
+            self._spawn(self._save_later(live, prepared.slot))
         return unused
 
-    async def _save_later(self, model: str, live: Live, slot: int) -> None:
+    async def _save_later(self, live: Live, slot: int) -> None:
         """Off the request's path, once the slot has been quiet for a moment."""
         held = live.table.held(slot)
         await asyncio.sleep(SAVE_AFTER)
         if live.over or slot in live.in_flight or held is None or live.table.held(slot) is not held:
             return
         async with live.turn:
-            await self._save_slot(model, live, slot, SAVE_BOUND)
+            await self.saving.slot(live, slot, SAVE_BOUND)
 
-    # ── saving ──────────────────────────────────────────────────────────────────────────────────
-
-    async def _save_all(self, model: str, live: Live) -> None:
+    async def _save_all(self, live: Live) -> None:
         async with live.turn:
             for slot in range(live.facts.slots):
-                await self._save_slot(model, live, slot, SAVE_BOUND)
-
-    async def _save_slot(self, model: str, live: Live, slot: int, bound: float) -> None:
-        """Let the engine write a slot, then keep the file in the background; whatever fails is only not kept."""
-        held = live.table.held(slot)
-        if held is None or held.saved or live.fingerprint is None or held.tokens < LEAST_TOKENS:
-            return
-        pace, size = self._pace_of(model), live.bytes_for(held.tokens)
-        verdict = pace.can_save(held.tokens, size, bound if pace.saving.measured else None)  # the first save is tried
-        if not verdict.pays:
-            _log.info("%s: a conversation is left to its history: %s", model, verdict.reason)
-            return
-        try:
-            saved = await live.slots.save(slot, bound)
-        except PageinError as error:
-            _log.info("%s: a conversation was not saved: %s", model, error.message)
-            return
-        if saved is None:
-            return
-        live.learn_size(len(saved.tokens), saved.bytes)
-        live.table.saved(slot, saved.tokens)
-        staged = self._staging / saved.path.name
-        try:
-            saved.path.replace(staged)  # the worker's folder goes with the worker
-        except OSError as error:
-            _log.warning("%s: a saved conversation was lost: %s", model, error)
-            return
-        offer = Offer(
-            live.fingerprint,
-            saved.tokens,
-            saved.bytes,
-            whole_only=live.whole_only,
-            seconds_saved=max(0.0, verdict.seconds_saved),
-            facts={"model": model},
-        )
-        pace.saved(saved.bytes, saved.seconds)  # the engine's part: the rest holds nobody up
-        writing = self._writing.setdefault(model, set())
-        task = self._spawn(self._keep(model, offer, staged))
-        writing.add(task)
-        task.add_done_callback(writing.discard)
-
-    async def _keep(self, model: str, offer: Offer, staged: Path) -> None:
-        """Put a file that the engine wrote into the store."""
-        try:
-            kept = await asyncio.to_thread(self.store.put, offer, staged)
-        finally:
-            await asyncio.to_thread(staged.unlink, True)
-        if isinstance(kept, Skipped):
-            _log.debug("%s: a conversation was not kept: %s", model, kept.reason)
-            return
-        self._counters(model).saves += 1
+                await self.saving.slot(live, slot, SAVE_BOUND)
 
     # ── questions ───────────────────────────────────────────────────────────────────────────────
 
@@ -391,9 +365,6 @@ class Keeper:
 
     def _counters(self, model: str) -> Counters:
         return self.counters.setdefault(model, Counters())
-
-    def _pace_of(self, model: str) -> Pace:
-        return self._pace.setdefault(model, Pace())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pagein.catalog.model import ModelEntry
 from pagein.kv.key import Fingerprint
+from pagein.kv.snapshot import create_private, draft_of, sync_folder
+from pagein.kv.worth import Pace
 from pagein.protocol import StateFacts
 from pagein.sessions.llama_slots import LlamaSlots
 from pagein.sessions.slot_table import SlotTable
@@ -34,17 +39,22 @@ class Counters:
 class Live:
     """One worker."""
 
+    model: str
     slots: LlamaSlots
     facts: StateFacts
     table: SlotTable
     whole_only: bool
     """A state of this model cannot be cut back to fewer tokens."""
+    pace: Pace
+    """The measured speeds of its model, with these settings and this build of the engine."""
     fingerprint: Fingerprint | None = None
     """None until the weights were digested."""
     identified: asyncio.Event = field(default_factory=asyncio.Event)
     """They were digested, or could not be."""
     in_flight: set[int] = field(default_factory=set)
     """Slots of requests that were prepared and have not ended."""
+    writing: Counter[int] = field(default_factory=Counter)
+    """Files of each slot that are on their way into the store."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One look, save or restore at a time: what is decided must still hold when it is done."""
     over: bool = False
@@ -85,3 +95,24 @@ def fingerprint_of(entry: ModelEntry, facts: StateFacts, weights: str, tenant: s
         rope={},  # of the weights, whose digest is here; else by arguments and environment, whose digests are facts
         layout=dict(facts.layout),
     )
+
+
+def is_tenant_of(folder: Path, tenant: str) -> bool:
+    """Whether the last daemon of this folder had no other tenant; this one is noted there for the next. Raises OSError.
+
+    Where it had another, a worker that it left alive may hold what that one said.
+    """
+    note = folder / "tenant"
+    try:
+        last = note.read_text()
+    except FileNotFoundError:
+        last = None
+    if last != tenant:
+        draft = draft_of(note)
+        with create_private(draft) as file:
+            file.write(tenant.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, note)
+        sync_folder(folder)
+    return last in (None, tenant)

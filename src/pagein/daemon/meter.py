@@ -116,7 +116,10 @@ class Meter:
 
         A peak below the present need counts only once the model was used, since a load alone shows too little, and
         only in place of a guess: the remembered peak of earlier, larger uses stays. What cannot be measured stays too.
+        A model that keeps within whatever it is given teaches nothing.
         """
+        if self._entries[name].least is not None:
+            return
         model = self._inbox.scheduler.state.models[name]
         measured, before = with_headroom(watched.peak), model.need
         may_shrink = model.answered and model.need_source != NeedSource.MEASURED

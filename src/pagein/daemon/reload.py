@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from pagein.catalog.allot import allot
 from pagein.catalog.model import ModelEntry
 from pagein.catalog.observed import PeakStore
 from pagein.catalog.resolve import resolve
@@ -60,7 +61,8 @@ class Reloader:
             budgets = resolve_budgets(machine, fresh.budget)
             old = self._roster.settings
             changed = {n for n, model in fresh.models.items() if old.models.get(n) != model or self._is_broken(n)}
-            entries = await asyncio.to_thread(self._resolve, fresh, changed, machine)
+            resolved = await asyncio.to_thread(self._resolve, fresh, changed, machine)
+            entries = self._allot(fresh, resolved, budgets)
             view = _compare(old, fresh)
             self._apply(fresh, entries, budgets)
         _log.info("reloaded: %s", describe(view))
@@ -73,6 +75,15 @@ class Reloader:
 
     def _resolve(self, fresh: Settings, names: set[str], machine: MachineSnapshot) -> dict[str, ModelEntry]:
         return {name: resolve(name, fresh.models[name], machine, self._peaks) for name in sorted(names)}
+
+    def _allot(
+        self, fresh: Settings, resolved: dict[str, ModelEntry], budgets: dict[str, PoolBudget]
+    ) -> dict[str, ModelEntry]:
+        """New and changed models, with those that shall have other bytes now because something else changed."""
+        known = self._roster.entries | {name: entry for name, (_, entry) in self._roster.coming.items()} | resolved
+        known = {name: entry for name, entry in known.items() if name in fresh.models}
+        allotted = allot(known, fresh.models, {name: budget.bytes for name, budget in budgets.items()})
+        return {n: entry for n, entry in allotted.items() if n in resolved or entry.need != known[n].need}
 
     def _apply(self, fresh: Settings, entries: dict[str, ModelEntry], budgets: dict[str, PoolBudget]) -> None:
         gone = frozenset(name for name in self._roster.settings.models if name not in fresh.models)

@@ -13,6 +13,7 @@ from pathlib import Path
 from aiohttp import web
 
 from pagein import __version__
+from pagein.catalog.allot import allot
 from pagein.catalog.model import ModelEntry
 from pagein.catalog.observed import PeakStore
 from pagein.catalog.resolve import resolve
@@ -29,7 +30,7 @@ from pagein.daemon.reload import Reloader, describe
 from pagein.daemon.rooms import Rooms
 from pagein.daemon.roster import Roster
 from pagein.daemon.states import limits, model_state, watched_pools
-from pagein.daemon.thrift import few_arenas, give_back_for_ever
+from pagein.daemon.thrift import few_arenas, give_back_for_ever, set_aside
 from pagein.daemon.views import View
 from pagein.daemon.watch_file import changes
 from pagein.errors import PageinError
@@ -83,7 +84,8 @@ async def _serve(settings: Settings, house: House, reread: Callable[[], Settings
     limiter = find_limiter(supervisor.limits, settings.state_dir)
     sessions: SessionStore | None = None
     try:
-        entries = _resolve_all(settings, machine, peaks)
+        sizes = {name: budget.bytes for name, budget in budgets.items()}
+        entries = allot(_resolve_all(settings, machine, peaks), settings.models, sizes)
         keeper = Keeper.open(settings.state_dir / "kv", settings)
         sessions = _open_sessions(settings)
         daemon = Daemon(settings, house, budgets, entries, peaks, limiter, registry, reread, keeper, sessions)
@@ -124,6 +126,8 @@ class Daemon:
         sessions: SessionStore | None = None,
     ) -> None:
         self._keeper, self._sessions = keeper, sessions
+        if sessions is not None and keeper is not None:
+            sessions.on_gone = keeper.saving.forget
         self._settings, self._house, self._limiter, self._registry = settings, house, limiter, registry
         models = [model_state(settings, entry, peaks) for entry in entries.values()]
         watched = watched_pools(settings, list(budgets), limiter.hard)
@@ -155,6 +159,8 @@ class Daemon:
         await self._clean_up()
         if self._sessions is not None:
             await self._sessions.sweep()
+            if self._keeper is not None:
+                await self._keeper.saving.keep_only(await self._sessions.known())
         await self._meter.sample()  # no load is decided before it is known what the machine has
         runner = make_runner(make_app(self.desk, self._settings.server, __version__, self._sessions))
         await runner.setup()
@@ -166,6 +172,7 @@ class Daemon:
             background.append(asyncio.create_task(self._watch(watched)))
         try:
             await self._open_door(runner)
+            set_aside()
             self._spare.refill()
             for model in self.inbox.scheduler.state.models.values():
                 if model.priority == "high" and model.problem is None and model.state is State.ABSENT:

@@ -44,11 +44,14 @@ class Saved:
     async def remove(self, snapshots: Sequence[str] | None) -> Removed:
         """Remove these, or all."""
         store = self._keeper.store
+        await self._keeper.saving.written()
         here = [entry.id for entry in await asyncio.to_thread(store.entries)]
         for snapshot in snapshots or ():
             if snapshot not in here:
                 raise SnapshotNotFound(snapshot)
-        return _removed(await asyncio.to_thread(store.remove, here if snapshots is None else snapshots))
+        left = await asyncio.to_thread(store.remove, here if snapshots is None else snapshots)
+        await self._keeper.saving.recheck()
+        return _removed(left)
 
     async def verify(self, snapshot: str | None) -> Verified:
         """Read one through, or all; a client that leaves ends it after the one being read."""
@@ -69,7 +72,9 @@ class Saved:
     async def gc(self, idle: float | None) -> Removed:
         """Sweep, and remove what is idle for longer or over the cap."""
         longest = self._roster.settings.state.retain if idle is None else idle
-        return _removed(await asyncio.to_thread(lambda: self._keeper.store.gc(max_idle=longest)))
+        left = await asyncio.to_thread(lambda: self._keeper.store.gc(max_idle=longest))
+        await self._keeper.saving.recheck()
+        return _removed(left)
 
     def _usage(self) -> UsageView:
         used = self._keeper.store.usage()

@@ -25,6 +25,7 @@ def model_state(settings: Settings, entry: ModelEntry, peaks: PeakStore) -> Mode
         device=entry.device,
         heavy=heavy,
         problem=entry.problem,
+        adjusts=entry.least is not None,
         load_seconds=seen.load_seconds if seen is not None else None,
     )
 

@@ -59,9 +59,13 @@ BUILT_IN: dict[str, str] = {
     "onnx": "pagein.engines.onnx:Onnx",
     "whisper": "pagein.engines.whisper:Whisper",
     "command": "pagein.engines.command:Command",
+    "transformers": "pagein.engines.transformers:Transformers",
 }
 """Pagein's own entries of the group ``pagein.engines``: found without reading the metadata of every installed package
 (30 ms and 2 MiB of each worker)."""
+
+_EXTRAS = {"transformers": "torch"}
+"""Extras of the project that are called otherwise than their engine, less underscores."""
 
 
 def find_engine(name: str) -> type[Engine]:
@@ -76,7 +80,7 @@ def find_engine(name: str) -> type[Engine]:
     except ImportError as error:
         raise EngineMissing(
             f"engine {name!r} needs the Python module {error.name!r}, which is not installed",
-            hint=f"pip install 'pagein[{name.replace('_', '')}]'",
+            hint=f"pip install 'pagein[{_EXTRAS.get(name, name.replace('_', ''))}]'",
         ) from error
     return found
 

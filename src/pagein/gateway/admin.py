@@ -12,12 +12,16 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from pagein.errors import BadRequest, ModelNotFound
 from pagein.gateway import sse
+from pagein.gateway.call import read_body
 from pagein.gateway.metrics import Metrics
+from pagein.gateway.openai import json_object
 from pagein.gateway.ports import Decision, Desk, ModelView
 from pagein.gateway.views import as_json, as_openai_model
+from pagein.units import parse_bytes
 
 _MOST_DECISIONS = 10_000
 _MOST_LINES = 10_000
+_LONGEST_BODY = 64 * 1024
 _TAIL_BYTES = 4 * 1024 * 1024
 
 
@@ -34,7 +38,13 @@ class Admin:
         """Return every path of this class."""
         acts = [
             web.post(f"/api/models/{{name}}/{verb}", act)
-            for verb, act in (("load", self.load), ("unload", self.unload), ("pin", self.pin), ("unpin", self.unpin))
+            for verb, act in (
+                ("load", self.load),
+                ("unload", self.unload),
+                ("pin", self.pin),
+                ("unpin", self.unpin),
+                ("allowance", self.allowance),
+            )
         ]
         return [
             web.get("/health", self.health),
@@ -103,6 +113,12 @@ class Admin:
     async def unpin(self, request: web.Request) -> web.Response:
         """Allow a model to be evicted again."""
         return self._set_pin(request, False)
+
+    async def allowance(self, request: web.Request) -> web.Response:
+        """Let a loaded model live with other bytes, and answer when it does."""
+        name = self._view(request.match_info["name"]).name
+        await self._desk.set_allowance(name, await _size(request))
+        return web.json_response(as_json(self._view(name)))
 
     async def reload(self, request: web.Request) -> web.Response:
         """Apply the configuration file as it is now, and show what changed."""
@@ -181,6 +197,18 @@ def _number(request: web.Request, name: str, default: int, most: int) -> int:
     if not (given.isascii() and given.isdigit() and len(given) < 10 and 1 <= int(given) <= most):
         raise BadRequest(f"`{name}` must be a number from 1 to {most}, not {given[:20]!r}", param=name)
     return int(given)
+
+
+async def _size(request: web.Request) -> int:
+    """The bytes that a body wishes as ``memory``: a number, or a text like ``2GiB``."""
+    value = json_object(await read_body(request, _LONGEST_BODY)).get("memory")
+    try:
+        count = parse_bytes(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise BadRequest(f"`memory` is no size: {error}", param="memory") from None
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 < count < 2**60:
+        raise BadRequest("`memory` must be a size such as 2GiB", param="memory")
+    return count
 
 
 def _tail(path: Path, lines: int) -> bytes:

@@ -19,6 +19,7 @@ from pagein.gateway.auth import Door
 from pagein.gateway.call import Call, request_id
 from pagein.gateway.chat_sessions import HEADER, ChatSessions
 from pagein.gateway.conversations import Conversations
+from pagein.gateway.kept_turns import KeptTurns
 from pagein.gateway.leases import Leases
 from pagein.gateway.metrics import Metrics
 from pagein.gateway.native import read_run
@@ -52,10 +53,9 @@ def make_app(desk: Desk, settings: Server, version: str, sessions: Sessions | No
     app.add_routes(Admin(desk, metrics, settings.heartbeat).routes())
     app.add_routes(Leases(desk).routes())
     tenant = _tenant(door, sessions)
-    turnstile = Turnstile()
-    kept = (proxy, sessions, turnstile, tenant, settings.max_body)
-    app.add_routes(_model_routes(desk, proxy, ChatSessions(*kept), settings.max_body))
-    app.add_routes(Responses(*kept).routes())
+    turns = KeptTurns(proxy, sessions, Turnstile(), tenant, settings.max_body)
+    app.add_routes(_model_routes(desk, proxy, ChatSessions(turns), settings.max_body))
+    app.add_routes(Responses(turns).routes())
     app.add_routes(Conversations(sessions, tenant, settings.max_body).routes())
     app.add_routes(State(sessions, tenant).routes())
     app.add_routes(SnapshotPaths(desk).routes())

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from pagein.errors import BadRequest, RequestTooLarge
 from pagein.gateway.wishes import NO_WISHES, Wishes
+from pagein.history import TurnOf
 from pagein.protocol import Capability
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")
@@ -26,6 +27,8 @@ class Call:
     stream: bool = False
     """The client asked for server-sent events."""
     wishes: Wishes = NO_WISHES
+    turn: TurnOf | None = None
+    """Of the kept conversation that it continues or begins."""
 
 
 async def read_body(request: web.Request, limit: int) -> bytes:

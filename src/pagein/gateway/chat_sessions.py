@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -21,16 +22,14 @@ from pagein.gateway import sse
 from pagein.gateway.call import Call
 from pagein.gateway.chat_answer import Told, piece_of_event, whole_answer
 from pagein.gateway.kept_reply import KeptReply
+from pagein.gateway.kept_turns import KeptTurns
 from pagein.gateway.openai import json_object
-from pagein.gateway.proxy import Proxy
+from pagein.gateway.reply import Reply
 from pagein.gateway.session_ports import Sessions
-from pagein.gateway.turnstile import Turnstile, in_turn
-from pagein.history import Entry, Past, Shape, ThreadKind, Turn, new_id
+from pagein.history import Entry, Past, Shape, ThreadKind, new_id
 from pagein.protocol import Capability
 
 HEADER = "X-Pagein-Session"
-CONVERSATION_HEADER = "X-Pagein-Conversation"
-HISTORY_HEADER = "X-Pagein-History"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 _SYSTEM = ("system", "developer")
 
@@ -38,28 +37,16 @@ _SYSTEM = ("system", "developer")
 class ChatSessions:
     """Serves the chats that name a session."""
 
-    def __init__(
-        self,
-        proxy: Proxy,
-        sessions: Sessions | None,
-        turnstile: Turnstile,
-        tenant: Callable[[web.Request], str],
-        limit: int,
-    ) -> None:
-        self._proxy = proxy
-        self._sessions = sessions
-        self._turnstile = turnstile
-        self._tenant = tenant
-        self._limit = limit
+    def __init__(self, turns: KeptTurns) -> None:
+        self._turns = turns
 
     async def serve(self, request: web.Request, reading: Awaitable[Call]) -> web.StreamResponse:
         """Answer one turn of the session that the request names."""
-        if self._sessions is None:
-            reply = _SessionReply(request, None, "")
-            return await self._proxy.serve(request, _refuse(reading), reply)
-        reply = _SessionReply(request, self._sessions, self._tenant(request))
-        with ExitStack() as turn:
-            return await self._proxy.serve(request, self._read(request, reading, reply, turn), reply)
+        sessions = self._turns.sessions
+        if sessions is None:
+            return await self._turns.proxy.serve(request, _refuse(reading), Reply(request))
+        reply = _SessionReply(request, sessions, self._turns.tenant(request))
+        return await self._turns.serve(request, reply, partial(self._read, request, reading, reply))
 
     async def _read(
         self, request: web.Request, reading: Awaitable[Call], reply: _SessionReply, turn: ExitStack
@@ -73,40 +60,34 @@ class ChatSessions:
                 "and have at most 128 of them"
             )
         fields, fresh = _read_messages(call)
-        assert self._sessions is not None
-        tenant = reply.tenant
-        end = await in_turn(self._turnstile, (tenant, name), name, call.stream, reply, self._proxy)
-        turn.callback(end)
-        past = await self._sessions.past_of_session(tenant, name, self._limit)
+        limit = self._turns.limit
+        past, since = await self._turns.open(
+            reply, turn, name, call.stream, lambda sessions: sessions.past_of_session(reply.tenant, name, limit)
+        )
         new = reply.begin(call, name, past, fresh)
         fields["messages"] = [*reply.history, *new]
         body = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        return replace(call, body=body)
+        return replace(call, body=body, turn=reply.take_up(call.model, past, since, "sess"))
 
 
 class _SessionReply(KeptReply):
     """Passes a chat's answer on as it is, and keeps it."""
 
-    def __init__(self, request: web.Request, sessions: Sessions | None, tenant: str) -> None:
-        super().__init__(request)
-        self._sessions = sessions
-        self.tenant = tenant
+    def __init__(self, request: web.Request, sessions: Sessions, tenant: str) -> None:
+        super().__init__(request, sessions, tenant)
         self.history: list[Mapping[str, Any]] = []
         self._fresh: Sequence[dict[str, Any]] = ()
-        self._told = Told("")
+        self._name, self._told = "", Told("")
 
     def begin(self, call: Call, name: str, past: Past | None, fresh: list[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """Take in what is asked, and return the messages that are new: not the system's where the history has it."""
-        self.model, self._name, self._told = call.model, name, Told(call.model)
+        self._name, self._told = name, Told(call.model)
         self.history = [_sent(entry.body) for entry in past.entries] if past is not None else []
         if self.history and fresh[0].get("role") in _SYSTEM and dict(self.history[0]) == fresh[0]:
             fresh = fresh[1:]
         if not fresh:
             raise BadRequest("`messages` has nothing new for this session", param="messages")
-        self._fresh, self._begins = fresh, past is None
-        self._thread = past.thread if past is not None else new_id("sess")
-        self.tell(CONVERSATION_HEADER, self._thread)
-        self.tell(HISTORY_HEADER, history_words(past, call.model))
+        self._fresh = fresh
         return fresh
 
     async def on_whole(self, body: bytes) -> bytes:
@@ -131,20 +112,9 @@ class _SessionReply(KeptReply):
         return b"data: " + sse.END + b"\n\n"
 
     async def _keep(self, message: dict[str, Any]) -> None:
-        assert self._sessions is not None
         said = [Entry(new_id("msg"), body, Shape.MESSAGE) for body in self._fresh]
         answer = Entry(new_id("msg"), message, Shape.MESSAGE, output=True)
-        turn = Turn(self._thread, ThreadKind.SESSION, self.model, (*said, answer), name=self._name, begins=self._begins)
-        await self._sessions.keep(self.tenant, turn)
-
-
-def history_words(past: Past | None, model: str) -> str:
-    """Return what the header says of the history: its entries, and whether another model computes it anew."""
-    if past is None or not past.entries:
-        return "0"
-    if past.model is not None and past.model != model:
-        return f"{len(past.entries)}; recomputed; last-model={past.model}"
-    return str(len(past.entries))
+        await self.keep(ThreadKind.SESSION, (*said, answer), name=self._name)
 
 
 async def _refuse(reading: Awaitable[Call]) -> Call:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from pagein.errors import PageinError
 from pagein.gateway.snapshot_ports import Snapshots
+from pagein.history import TurnOf
 from pagein.kv.reuse import Counted
 from pagein.protocol import Capability, Endpoint
 
@@ -242,12 +243,18 @@ class Desk(Protocol):
         """
         ...
 
-    async def prepare(self, lease: Lease, path: str, body: bytes) -> Prepared:
-        """Bring back what was saved of the conversation that a request continues; never raises, and is bounded."""
+    async def prepare(self, lease: Lease, path: str, body: bytes, turn: TurnOf | None = None) -> Prepared:
+        """Bring back what was saved of the conversation that a request continues; never raises, and is bounded.
+
+        What is saved of a kept conversation's ``turn`` is removed when that conversation is deleted.
+        """
         ...
 
-    def account(self, lease: Lease, prepared: Prepared, counted: Counted | None) -> None:
-        """Compare what was brought back with what the engine counted; ``counted`` is None where it told nothing."""
+    def account(self, lease: Lease, prepared: Prepared, counted: Counted | None, computed: bool = False) -> None:
+        """Compare what was brought back with what the engine counted; ``counted`` is None where it told nothing.
+
+        ``computed``: its answer had begun, so it has computed the whole prompt.
+        """
         ...
 
     def release(self, lease: Lease, status: int, seconds: float) -> None:
@@ -315,6 +322,14 @@ class Desk(Protocol):
 
     async def reload(self) -> ReloadView:
         """Apply the configuration file as it is now; raises ConfigError, and changes nothing, where it is wrong."""
+        ...
+
+    async def set_allowance(self, model: str, count: int) -> None:
+        """Let a loaded model live with ``count`` bytes of RAM from now on; returns once its worker keeps to it.
+
+        Raises NoRoom when so much more is not free, InUse when its state or its engine does not allow it, DoesNotFit
+        when it is less than the model can do with; then nothing changed.
+        """
         ...
 
     def set_pin(self, model: str, pinned: bool) -> None:

@@ -89,12 +89,12 @@ class Proxy:
             except WorkerBroke:
                 raise await self._desk.why_gone(lease) from None
             finally:
-                self._desk.account(lease, prepared, reply.counted)
+                self._desk.account(lease, prepared, reply.counted, reply.answered)
         visit.status = use.status
         return response
 
     async def _prepare(self, lease: Lease, call: Call, reply: Reply) -> Prepared:
-        preparing = self._desk.prepare(lease, PATHS[call.capability], call.body)
+        preparing = self._desk.prepare(lease, PATHS[call.capability], call.body, call.turn)
         if not call.stream:
             return await preparing
 

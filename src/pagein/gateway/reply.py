@@ -32,6 +32,8 @@ class Reply:
         self._counter = CountedInStream()
         self.counted: Counted | None = None
         """What the engine said that it reused and computed, once that has passed."""
+        self.answered = False
+        """The worker's answer began: it has computed the whole prompt."""
         self.told_all = False
         """The mark of the stream's end went out: many clients close there, and have their answer."""
 
@@ -64,6 +66,7 @@ class Reply:
     async def whole(self, status: int, content_type: str, body: bytes) -> web.StreamResponse:
         """Send a complete answer."""
         self._count(body)
+        self.answered = status < 400
         headers = {**self._headers, "Content-Type": content_type}
         if self.counted is not None:
             headers["X-Pagein-Computed-Tokens"] = str(self.counted.computed)
@@ -89,6 +92,8 @@ class Reply:
         """Look at events of the worker that are about to be written."""
         self._counter.feed(events)
         self.counted = self._counter.value
+        # amid the prompt llama.cpp sends comments, to keep the connection alive, and, where asked for, its progress
+        self.answered |= b"data:" in events and b'"prompt_progress"' not in events
 
     async def open(self, status: int, content_type: str, length: int | None = None) -> None:
         """Send the headers of a stream."""

@@ -6,8 +6,8 @@ has the last byte, so an answered response survives whatever comes; one that bro
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -16,35 +16,22 @@ from pagein.errors import BadRequest, StateOff
 from pagein.gateway import sse
 from pagein.gateway.call import Call, read_body
 from pagein.gateway.chat_answer import piece_of_event, whole_answer
-from pagein.gateway.chat_sessions import CONVERSATION_HEADER, HISTORY_HEADER, history_words
 from pagein.gateway.kept_reply import KeptReply
+from pagein.gateway.kept_turns import KeptTurns
 from pagein.gateway.pages import page_json, read_span
-from pagein.gateway.proxy import Proxy
 from pagein.gateway.response_builder import ResponseBuilder
 from pagein.gateway.response_items import Event
 from pagein.gateway.response_request import ResponseRequest, read_response
 from pagein.gateway.session_ports import Sessions
-from pagein.gateway.turnstile import Turnstile, in_turn
-from pagein.history import Answered, Entry, Past, ThreadKind, Turn, new_id
+from pagein.history import Answered, Entry, Past, ThreadKind, new_id
 from pagein.protocol import Capability
 
 
 class Responses:
     """Handlers that answer, show and delete responses."""
 
-    def __init__(
-        self,
-        proxy: Proxy,
-        sessions: Sessions | None,
-        turnstile: Turnstile,
-        tenant: Callable[[web.Request], str],
-        limit: int,
-    ) -> None:
-        self._proxy = proxy
-        self._sessions = sessions
-        self._turnstile = turnstile
-        self._tenant = tenant
-        self._limit = limit
+    def __init__(self, turns: KeptTurns) -> None:
+        self._turns, self._tenant = turns, turns.tenant
 
     def routes(self) -> list[web.RouteDef]:
         """Return every path of this class."""
@@ -57,9 +44,8 @@ class Responses:
 
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Answer a request, and keep the turn unless it says otherwise."""
-        reply = _ResponseReply(request, self._sessions, self._tenant(request))
-        with ExitStack() as turn:
-            return await self._proxy.serve(request, self._read(request, reply, turn), reply)
+        reply = _ResponseReply(request, self._turns.sessions, self._tenant(request))
+        return await self._turns.serve(request, reply, partial(self._read, request, reply))
 
     async def show(self, request: web.Request) -> web.Response:
         """Return a stored response, whole."""
@@ -80,53 +66,55 @@ class Responses:
         return page_json(await kept.inputs(self._tenant(request), request.match_info["id"], span))
 
     def _kept(self, what: str) -> Sessions:
-        if self._sessions is None:
+        if self._turns.sessions is None:
             raise StateOff(what)
-        return self._sessions
+        return self._turns.sessions
 
     async def _read(self, request: web.Request, reply: _ResponseReply, turn: ExitStack) -> Call:
-        wish = read_response(await read_body(request, self._limit))
+        wish = read_response(await read_body(request, self._turns.limit))
         reply.stream = wish.stream
-        past = await self._past(wish, reply, turn)
+        past, since = await self._past(wish, reply, turn)
         reply.begin(wish, past)
+        whose = reply.take_up(wish.model, past, since, "chain" if reply.store else None)
         body = wish.chat_body(past.entries if past is not None else ())
-        return Call(wish.model, Capability.CHAT, body, "application/json", wish.stream, wish.wishes)
+        return Call(wish.model, Capability.CHAT, body, "application/json", wish.stream, wish.wishes, whose)
 
-    async def _past(self, wish: ResponseRequest, reply: _ResponseReply, turn: ExitStack) -> Past | None:
+    async def _past(self, wish: ResponseRequest, reply: _ResponseReply, turn: ExitStack) -> tuple[Past | None, float]:
         """Return what goes before; turns of one conversation wait for each other, branches of a response do not."""
-        if self._sessions is None:
+        if self._turns.sessions is None:
             wishes = {"store": wish.store, "previous_response_id": wish.previous, "conversation": wish.conversation}
             for field, value in wishes.items():
                 if value:
                     raise StateOff(f"`{field}`")
-            return None
-        if wish.previous is not None:
-            return await self._sessions.past_of_response(reply.tenant, wish.previous, self._limit)
-        name = wish.conversation
-        if name is None:
-            return None
-        end = await in_turn(self._turnstile, (reply.tenant, name), name, wish.stream, reply, self._proxy)
-        turn.callback(end)
-        return await self._sessions.past_of_conversation(reply.tenant, name, self._limit)
+
+        async def past(sessions: Sessions) -> Past | None:
+            if wish.previous is not None:
+                return await sessions.past_of_response(reply.tenant, wish.previous, self._turns.limit)
+            if wish.conversation is None:
+                return None
+            return await sessions.past_of_conversation(reply.tenant, wish.conversation, self._turns.limit)
+
+        line = wish.conversation if wish.previous is None else None
+        return await self._turns.open(reply, turn, line, wish.stream, past)
 
 
 class _ResponseReply(KeptReply):
     """Turns a chat's answer into a response, and keeps it."""
 
     def __init__(self, request: web.Request, sessions: Sessions | None, tenant: str) -> None:
-        super().__init__(request)
-        self._sessions = sessions
-        self.tenant = tenant
+        super().__init__(request, sessions, tenant)
         self.stream = False
         self._past: Past | None = None
         self._wish: ResponseRequest | None = None
         self._builder = ResponseBuilder(new_id("resp"), "", {})
         self._failed = False
+        self.store = False
+        """The response is to be kept."""
 
     def begin(self, wish: ResponseRequest, past: Past | None) -> None:
         """Take in what is asked and what goes before it."""
-        self.model, self._wish, self._past = wish.model, wish, past
-        self._store = self._sessions is not None and wish.store is not False
+        self._wish, self._past = wish, past
+        self.store = self._sessions is not None and wish.store is not False
         told = {
             **wish.shown,
             "instructions": wish.instructions,
@@ -134,12 +122,9 @@ class _ResponseReply(KeptReply):
             "previous_response_id": wish.previous,
             "conversation": {"id": wish.conversation} if wish.conversation is not None else None,
             "max_tool_calls": None,
-            "store": self._store,
+            "store": self.store,
         }
         self._builder = ResponseBuilder(self._builder.id, wish.model, told)
-        self.tell(HISTORY_HEADER, history_words(past, wish.model))
-        if past is not None:
-            self.tell(CONVERSATION_HEADER, past.thread)
 
     async def on_whole(self, body: bytes) -> bytes:
         """Return the response for a whole answer, once it is kept."""
@@ -177,21 +162,13 @@ class _ResponseReply(KeptReply):
         return await self.end()
 
     async def _keep(self) -> None:
-        if not self._store:
+        if not self.store:
             return
-        assert self._sessions is not None
         assert self._wish is not None
         output = tuple(Entry(item["id"], item, output=True) for item in self._builder.output)
-        past, wish = self._past, self._wish
-        turn = Turn(
-            past.thread if past is not None else new_id("chain"),
-            past.kind if past is not None else ThreadKind.CHAIN,
-            wish.model,
-            (*wish.entries, *output),
-            answered=Answered(self._builder.id, wish.previous, self._builder.response()),
-            begins=past is None,
-        )
-        await self._sessions.keep(self.tenant, turn)
+        kind = self._past.kind if self._past is not None else ThreadKind.CHAIN
+        answered = Answered(self._builder.id, self._wish.previous, self._builder.response())
+        await self.keep(kind, (*self._wish.entries, *output), answered=answered)
 
 
 def _encode(event: Event) -> bytes:

@@ -26,6 +26,10 @@ class Sessions(Protocol):
         """
         ...
 
+    def abandon(self, tenant: str, thread: str) -> None:
+        """Tell that a turn which would have begun a conversation was not kept: nothing of it is to stay on the disk."""
+        ...
+
     async def past_of_conversation(self, tenant: str, conversation: str, limit: int) -> Past:
         """Return what was said in a conversation; raises ConversationNotFound, and HistoryTooLong above the limit."""
         ...

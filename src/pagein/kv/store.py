@@ -191,9 +191,14 @@ class Store:
             return self._take_out(list(snapshots))
 
     def remove_conversation(self, conversation: str, tenant: str) -> list[Entry]:
-        """Remove all snapshots that a tenant (`key.tenant_tag`) has of a conversation, of all models."""
+        """Remove all snapshots that a tenant has of a conversation, of all models."""
         with self._lock:
             return self._take_out(self._known.of_conversation(conversation, tenant))
+
+    def remove_damaged(self) -> None:
+        """Remove what was moved aside: of which conversation it is cannot be read any more."""
+        with self._lock:
+            self._room.drop_damaged()
 
     def verify(self, snapshot: str) -> Miss | None:
         """Read a snapshot through; None where all is well. A damaged one is moved aside."""

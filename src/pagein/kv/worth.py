@@ -6,6 +6,8 @@ GPU computes small models faster than a disk reads their cache (SGLang #26305, D
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pagein.units import format_bytes, format_duration
@@ -59,6 +61,16 @@ class Speed:
         share = 1.0 if self._mean is None else (1 - MEMORY) * min(weight, 1.0)
         self._mean = (1 - share) * self.value + share * units / seconds
 
+    def figures(self) -> list[float]:
+        """The mean, or nothing before a measurement."""
+        return [] if self._mean is None else [self._mean]
+
+    def recall(self, figures: Sequence[float]) -> None:
+        """Go on from `figures`; ValueError for others."""
+        if len(figures) > 1 or 0 in figures:
+            raise ValueError(f"a speed is one number above 0, not {list(figures)[:5]}")
+        self._mean = figures[0] if figures else None
+
 
 @dataclass(slots=True)
 class Line:
@@ -86,6 +98,16 @@ class Line:
             MEMORY * old + new for old, new in zip(sums, added, strict=True)
         )
 
+    def figures(self) -> list[float]:
+        """The sums, or nothing before a measurement."""
+        return [self._n, self._x, self._y, self._xx, self._xy] if self.measured else []
+
+    def recall(self, figures: Sequence[float]) -> None:
+        """Go on from `figures`; ValueError for others."""
+        if len(figures) not in (0, 5) or 0 in figures:
+            raise ValueError(f"a line has five sums above 0, not {list(figures)[:5]}")
+        self._n, self._x, self._y, self._xx, self._xy = figures or [0.0] * 5
+
     def seconds(self, size: int) -> float:
         """What so many bytes are expected to take; the start values until measured."""
         if not self.measured:
@@ -108,6 +130,28 @@ class Pace:
     restoring: Line = field(default_factory=lambda: Line(START_RESTORE))
     saving: Line = field(default_factory=lambda: Line(START_SAVE))
     _skips: int = 0
+
+    def figures(self) -> dict[str, list[float]]:
+        """What was measured, as plain numbers; `remembered` reads them."""
+        return {
+            "prefill": self.prefill.figures(),
+            "restoring": self.restoring.figures(),
+            "saving": self.saving.figures(),
+        }
+
+    @classmethod
+    def remembered(cls, figures: Mapping[str, Sequence[float]]) -> Pace:
+        """The pace with these `figures`; ValueError where they cannot be measurements."""
+        if set(figures) != {"prefill", "restoring", "saving"}:
+            raise ValueError(f"a pace has prefill, restoring and saving, not {', '.join(sorted(figures))[:80]}")
+        pace = cls()
+        for name, numbers in figures.items():
+            if not all(math.isfinite(number) and number >= 0 for number in numbers):
+                raise ValueError(f"the figures of {name} are not all 0 or more")
+        pace.prefill.recall(figures["prefill"])
+        pace.restoring.recall(figures["restoring"])
+        pace.saving.recall(figures["saving"])
+        return pace
 
     def prefilled(self, tokens: int, seconds: float) -> None:
         """A prompt of so many computed tokens took so long."""

@@ -88,6 +88,28 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True)
+class Resize:
+    """Tell the worker of a model to keep within this allowance from now on; bytes that it gains are its already."""
+
+    model: str
+    allowance: dict[str, int]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """A model keeps the allowance that it has, although an operator wanted another."""
+
+    model: str
+    error: PageinError
+
+    @property
+    def reason(self) -> str:
+        """The error's message."""
+        return self.error.message
+
+
+@dataclass(frozen=True, slots=True)
 class Give:
     """An outsider holds the memory that it asked for."""
 
@@ -125,4 +147,4 @@ class Note:
     reason: str
 
 
-Action = Grant | Refuse | Wait | Load | Stop | Kill | Sleep | Wake | Give | Deny | Renewed | Note
+Action = Grant | Refuse | Wait | Load | Stop | Kill | Sleep | Wake | Resize | Retain | Give | Deny | Renewed | Note

@@ -143,6 +143,23 @@ class SleepBroke:
 
 
 @dataclass(frozen=True, slots=True)
+class ResizeWanted:
+    """An operator wants a loaded model to live with so many bytes of RAM from now on."""
+
+    model: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """What became of that: the worker keeps to the allowance, and was measured since, or it refused."""
+
+    model: str
+    allowance: dict[str, int]
+    error: PageinError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RoomWanted:
     """Something outside Pagein wants memory; ``room`` is unique for the life of the daemon."""
 
@@ -223,6 +240,8 @@ Event = (
     | LeftChanged
     | Slept
     | SleepBroke
+    | ResizeWanted
+    | Resized
     | RoomWanted
     | RoomEnded
     | Reconfigured

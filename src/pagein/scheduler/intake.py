@@ -7,6 +7,7 @@ from pagein.residency.ledger import Holding, Ledger
 from pagein.residency.lifecycle import State
 from pagein.residency.policy import cool
 from pagein.scheduler import events as ev
+from pagein.scheduler import resize
 from pagein.scheduler.actions import Action, Note, Refuse, Renewed, Stop
 from pagein.scheduler.acts import Acts
 from pagein.scheduler.state import DAEMON, PRESENT, ModelState, SchedulerState, Waiter, left_of
@@ -58,6 +59,10 @@ def take_in(acts: Acts, event: ev.Event, now: float) -> None:
             _on_slept(acts, event, now)
         case ev.SleepBroke():
             _on_sleep_broke(acts, state.models[event.model], event.reason)
+        case ev.ResizeWanted():
+            resize.want(acts, event)
+        case ev.Resized():
+            resize.settle(acts, event, now)
         case ev.RoomWanted():
             _on_room_wanted(acts, event, now)
         case ev.RoomEnded():
@@ -206,7 +211,7 @@ def _on_stopped(state: SchedulerState, model: ModelState, now: float) -> None:
         return
     model.life.move(State.RELEASING, now)
     state.begin_release(model.name)
-    model.stopping = model.unload_wanted = model.sleeps = False
+    model.stopping = model.unload_wanted = model.sleeps = model.resizing = False
     model.hung = None
     model.used = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -128,7 +129,13 @@ class ModelState:
     used: dict[str, int] = field(default_factory=dict)
     """Bytes at the last measurement."""
     allowance: dict[str, int] = field(default_factory=dict)
-    """Bytes granted when it was loaded."""
+    """Bytes granted when it was loaded, or since."""
+    adjusts: bool = False
+    """Its engine can live with other bytes while it computes."""
+    resizing: bool = False
+    """It was told to, and has not answered yet."""
+    resized_at: float = -math.inf
+    """When it did last; what was measured just before says nothing about what it keeps to now."""
     outgrew: dict[str, int] = field(default_factory=dict)
     """The largest allowance that it outgrew, per pool: it needs more than that, and how much is a guess."""
     failures: int = 0

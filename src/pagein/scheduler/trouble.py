@@ -18,6 +18,8 @@ GUESSED = "outgrown"
 """The source of a need that is such a guess."""
 HEADROOM = 1.2
 """The same over what it was measured to reach (G3 of the original systems: measurement plus 20 %)."""
+RESIZE_PAUSE = 5.0
+"""Seconds after a change of its allowance in which nobody is a liar: a sample that was begun before may come late."""
 PRESSURE_PAUSE = 2.0
 """Seconds between two models that leave for critical pressure: the ten-second averages show an eviction late."""
 
@@ -58,7 +60,7 @@ def end_liars(acts: Acts, now: float) -> None:
     """End who was measured beyond its allowance and the margin, where no cgroup does it."""
     limits = acts.state.limits
     for model in acts.state.models.values():
-        if model.state not in PRESENT or model.stopping:
+        if model.state not in PRESENT or model.stopping or now - model.resized_at < RESIZE_PAUSE:
             continue
         for pool in limits.watched:
             allowance, used = model.allowance.get(pool, 0), model.used.get(pool, 0)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pagein.errors import BadRequest, ConversationNotFound, HistoryTooLong, ItemNotFound, ResponseNotFound
-from pagein.history import Entry, Page, Past, Span, Thread, ThreadKind
+from pagein.history import Entry, Gone, Page, Past, Span, Thread, ThreadKind
 from pagein.sessions.rows import ENTRY, THREAD, response_of, thread_of, to_entry, to_thread
 
 _CHAIN = """
@@ -121,6 +121,11 @@ def threads(connection: sqlite3.Connection, tenant: str, limit: int) -> list[Thr
 def ids(connection: sqlite3.Connection, tenant: str) -> list[str]:
     """List the ids of all conversations, oldest first."""
     return [row[0] for row in connection.execute("SELECT id FROM threads WHERE tenant = ? ORDER BY rowid", (tenant,))]
+
+
+def known(connection: sqlite3.Connection) -> set[Gone]:
+    """All conversations that there are, of all tenants."""
+    return {Gone(*row) for row in connection.execute("SELECT tenant, id FROM threads")}
 
 
 def find(connection: sqlite3.Connection, tenant: str, word: str) -> Thread:

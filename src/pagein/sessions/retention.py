@@ -6,6 +6,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from pagein.errors import HistoryFull
+from pagein.history import Gone
 from pagein.sessions.database import used_bytes
 from pagein.units import format_bytes
 
@@ -25,8 +26,8 @@ class Bounds:
     """Since the last turn of a conversation."""
 
 
-def make_room(connection: sqlite3.Connection, bounds: Bounds, need: int, now: float, keep: str | None) -> int:
-    """Delete what is too old, then what was used longest ago until ``need`` more bytes fit; returns how many left.
+def make_room(connection: sqlite3.Connection, bounds: Bounds, need: int, now: float, keep: str | None) -> list[Gone]:
+    """Delete what is too old, then what was used longest ago until ``need`` more bytes fit; returns what left.
 
     ``keep`` is the conversation that is written to. Raises HistoryFull where it alone is too large; its transaction
     then takes every deletion back.
@@ -35,7 +36,7 @@ def make_room(connection: sqlite3.Connection, bounds: Bounds, need: int, now: fl
     wanted = need + need // 8 + _SLACK
     while (used := used_bytes(connection)) + wanted > bounds.bytes:
         oldest = connection.execute(
-            "SELECT id FROM threads WHERE id IS NOT ? ORDER BY used, rowid LIMIT 1", (keep,)
+            "SELECT tenant, id FROM threads WHERE id IS NOT ? ORDER BY used, rowid LIMIT 1", (keep,)
         ).fetchone()
         if oldest is None or wanted > bounds.bytes:
             raise HistoryFull(
@@ -46,14 +47,15 @@ def make_room(connection: sqlite3.Connection, bounds: Bounds, need: int, now: fl
                 used_bytes=used,
                 limit_bytes=bounds.bytes,
             )
-        connection.execute("DELETE FROM threads WHERE id = ?", oldest)
-        left += 1
+        connection.execute("DELETE FROM threads WHERE id = ?", (oldest[1],))
+        left.append(Gone(*oldest))
     return left
 
 
-def drop_old(connection: sqlite3.Connection, bounds: Bounds, now: float, keep: str | None = None) -> int:
-    """Delete some of the conversations that were not used for too long; returns how many."""
-    return connection.execute(
-        "DELETE FROM threads WHERE id IN (SELECT id FROM threads WHERE used < ? AND id IS NOT ? LIMIT ?)",
-        (now - bounds.seconds, keep, _AT_ONCE),
-    ).rowcount
+def drop_old(connection: sqlite3.Connection, bounds: Bounds, now: float, keep: str | None = None) -> list[Gone]:
+    """Delete some of the conversations that were not used for too long; returns which."""
+    rows = connection.execute(
+        "SELECT tenant, id FROM threads WHERE used < ? AND id IS NOT ? LIMIT ?", (now - bounds.seconds, keep, _AT_ONCE)
+    ).fetchall()
+    connection.executemany("DELETE FROM threads WHERE id = ?", [(thread,) for _, thread in rows])
+    return [Gone(*row) for row in rows]

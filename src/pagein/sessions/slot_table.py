@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from pagein.history import TurnOf
 from pagein.kv.header import pack_tokens
 from pagein.kv.prefix import common_tokens
 
@@ -18,15 +19,21 @@ _BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What is known of a slot's content: at least these tokens, and some that were generated after them."""
+    """What is known of a slot's content: these tokens, and some that were generated after them."""
 
     packed: bytes
     """See `pack_tokens`."""
     tenant: str
     used: int
     """Grows with each use of the table."""
+    turn: TurnOf | None = None
+    """Whose turn it was; None: nobody's whose history is kept."""
+    sure: int | None = None
+    """Of these tokens only so many are certainly there: the rest was to be computed. None = all are."""
     saved: bool = False
     """It is on the disk, so it may go."""
+    left: bool = False
+    """What was saved of it left the disk: it is not saved again, unless its turn goes on."""
 
     @property
     def tokens(self) -> int:
@@ -40,11 +47,13 @@ class Route:
 
     slot: int
     common: int
-    """Tokens of it that are there already."""
+    """Tokens of it that are certainly there already."""
     displaced: Held | None
     """Another conversation that ends there, unless it is saved before; None where nothing of worth is lost."""
     foreign: bool
     """The slot holds what another tenant said: erase it first, or its prefix would be reused."""
+    likely: int = 0
+    """Tokens of it that are there if the engine got as far as it was asked."""
 
 
 class SlotTable:
@@ -53,6 +62,11 @@ class SlotTable:
     def __init__(self, count: int) -> None:
         self._held: dict[int, Held | None] = dict.fromkeys(range(count))
         self._clock = 0
+
+    def are_foreign(self) -> None:
+        """The slots may hold what another tenant said, in a worker that was taken over."""
+        for slot in self._held:
+            self._put(Held(b"", "", self._tick()), slot)
 
     def held(self, slot: int) -> Held | None:
         """What a slot holds; None = nothing that is known."""
@@ -67,39 +81,59 @@ class SlotTable:
         routes = [self._route(slot, packed, tenant) for slot in self._held if slot not in busy]
         return min(routes, key=self._cost, default=None)
 
-    def begins(self, slot: int, tokens: Sequence[int], tenant: str) -> None:
-        """A prompt goes to a slot; from now on that is what it holds."""
-        self._put(slot, tokens, tenant, saved=False)
+    def route_to(self, slot: int, tokens: Sequence[int], tenant: str) -> Route:
+        """Return what a prompt finds in a slot that was chosen before."""
+        return self._route(slot, pack_tokens(tokens), tenant)
 
-    def restored(self, slot: int, tokens: Sequence[int], tenant: str) -> None:
-        """A snapshot was restored there."""
-        self._put(slot, tokens, tenant, saved=True)
+    def begins(self, slot: int, tokens: Sequence[int], tenant: str, turn: TurnOf | None, sure: int) -> None:
+        """A prompt goes to a slot, which has ``sure`` tokens of it; the rest is there once it was `computed`."""
+        self._put(Held(pack_tokens(tokens), tenant, self._tick(), turn, sure), slot)
+
+    def computed(self, slot: int) -> None:
+        """The engine has computed all of the prompt that went there."""
+        held = self._held[slot]
+        if held is not None:
+            self._held[slot] = replace(held, sure=None)
+
+    def restored(self, slot: int, tokens: Sequence[int], tenant: str, turn: TurnOf | None) -> None:
+        """A snapshot, of whose turn ever, was restored there."""
+        self._put(Held(pack_tokens(tokens), tenant, self._tick(), turn, saved=True), slot)
 
     def saved(self, slot: int, tokens: Sequence[int]) -> None:
         """It was saved, which told all that it holds."""
         held = self._held[slot]
         if held is not None:
-            self._held[slot] = replace(held, packed=pack_tokens(tokens), saved=True)
+            self._held[slot] = replace(held, packed=pack_tokens(tokens), sure=None, saved=True)
+
+    def left(self, slot: int) -> None:
+        """What was saved of it is on the disk no more."""
+        held = self._held[slot]
+        if held is not None:
+            self._held[slot] = replace(held, saved=False, left=True)
 
     def emptied(self, slot: int) -> None:
-        """It was erased, or a restore failed there."""
+        """It was erased, a restore failed there, or it is not known what the engine did with it."""
         self._held[slot] = None
 
-    def _put(self, slot: int, tokens: Sequence[int], tenant: str, *, saved: bool) -> None:
-        assert slot in self._held
+    def _tick(self) -> int:
         self._clock += 1
-        self._held[slot] = Held(pack_tokens(tokens), tenant, self._clock, saved)
+        return self._clock
+
+    def _put(self, held: Held, slot: int) -> None:
+        assert slot in self._held
+        self._held[slot] = held
 
     def _route(self, slot: int, packed: bytes, tenant: str) -> Route:
         held = self._held[slot]
         if held is None:
             return Route(slot, 0, None, foreign=False)
         foreign = held.tenant != tenant
-        common = 0 if foreign else common_tokens(held.packed, packed)
-        goes_on = not foreign and common == held.tokens
-        return Route(slot, common, None if goes_on or held.saved else held, foreign)
+        likely = 0 if foreign else common_tokens(held.packed, packed)
+        common = likely if held.sure is None else min(likely, held.sure)
+        goes_on = not foreign and likely == held.tokens
+        return Route(slot, common, None if goes_on or held.saved else held, foreign, likely)
 
     def _cost(self, route: Route) -> tuple[int, int, int]:
-        lost = route.displaced.tokens - route.common if route.displaced is not None else 0
+        lost = route.displaced.tokens - route.likely if route.displaced is not None else 0
         held = self._held[route.slot]
-        return lost - route.common, 0 if held is None else 1, 0 if held is None else held.used
+        return lost - route.likely, 0 if held is None else 1, 0 if held is None else held.used

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from pagein.errors import ConversationNotFound, ItemNotFound, ResponseNotFound
-from pagein.history import Answered, Entry, Thread, ThreadKind, Turn, new_id
+from pagein.history import Answered, Entry, Gone, Thread, ThreadKind, Turn, new_id
 from pagein.sessions.retention import Bounds, make_room
 from pagein.sessions.rows import response_of, size, thread_of, to_json
 
@@ -15,8 +15,8 @@ _PUT_ENTRY = "INSERT INTO entries (id, thread, response, shape, output, body) VA
 _GROW = "UPDATE threads SET bytes = bytes + ?, entries = entries + ? WHERE id = ?"
 
 
-def keep_turn(connection: sqlite3.Connection, tenant: str, turn: Turn, bounds: Bounds, now: float) -> int:
-    """Add an answered turn and return how many conversations left for it.
+def keep_turn(connection: sqlite3.Connection, tenant: str, turn: Turn, bounds: Bounds, now: float) -> list[Gone]:
+    """Add an answered turn and return the conversations that left for it.
 
     Raises ConversationNotFound and ResponseNotFound where what it continues is gone, and HistoryFull.
     """
@@ -70,37 +70,38 @@ def create(
     entries: Sequence[Entry],
     bounds: Bounds,
     now: float,
-) -> Thread:
-    """Make a conversation with its first entries; raises HistoryFull."""
+) -> tuple[Thread, list[Gone]]:
+    """Make a conversation with its first entries, and return what left for it; raises HistoryFull."""
     thread = new_id("conv")
     told, bodies = to_json(metadata), [to_json(entry.body) for entry in entries]
-    make_room(connection, bounds, size(told) + sum(map(size, bodies)), now, None)
+    left = make_room(connection, bounds, size(told) + sum(map(size, bodies)), now, None)
     connection.execute(_PUT_THREAD, (thread, tenant, ThreadKind.CONVERSATION, None, None, now, now))
     connection.execute("UPDATE threads SET metadata = ? WHERE id = ?", (told, thread))
     _put_entries(connection, thread, entries, bodies, None)
-    return thread_of(connection, tenant, thread)
+    return thread_of(connection, tenant, thread), left
 
 
 def update(
     connection: sqlite3.Connection, tenant: str, thread: str, metadata: Mapping[str, str], bounds: Bounds, now: float
-) -> Thread:
-    """Replace the metadata of a conversation; raises ConversationNotFound, HistoryFull."""
+) -> tuple[Thread, list[Gone]]:
+    """Replace the metadata of a conversation, and return what left for it; raises ConversationNotFound, HistoryFull."""
     thread_of(connection, tenant, thread, ThreadKind.CONVERSATION)
     told = to_json(metadata)
-    make_room(connection, bounds, size(told), now, thread)
+    left = make_room(connection, bounds, size(told), now, thread)
     connection.execute("UPDATE threads SET metadata = ?, used = ? WHERE id = ?", (told, now, thread))
-    return thread_of(connection, tenant, thread)
+    return thread_of(connection, tenant, thread), left
 
 
 def add(
     connection: sqlite3.Connection, tenant: str, thread: str, entries: Sequence[Entry], bounds: Bounds, now: float
-) -> None:
-    """Add entries to a conversation; raises ConversationNotFound, HistoryFull."""
+) -> list[Gone]:
+    """Add entries to a conversation, and return what left for them; raises ConversationNotFound, HistoryFull."""
     thread_of(connection, tenant, thread, ThreadKind.CONVERSATION)
     bodies = [to_json(entry.body) for entry in entries]
-    make_room(connection, bounds, sum(map(size, bodies)), now, thread)
+    left = make_room(connection, bounds, sum(map(size, bodies)), now, thread)
     _put_entries(connection, thread, entries, bodies, None)
     connection.execute("UPDATE threads SET used = ? WHERE id = ?", (now, thread))
+    return left
 
 
 def remove_entry(connection: sqlite3.Connection, tenant: str, thread: str, entry: str) -> Thread:
@@ -114,8 +115,8 @@ def remove_entry(connection: sqlite3.Connection, tenant: str, thread: str, entry
     return thread_of(connection, tenant, thread)
 
 
-def remove_response(connection: sqlite3.Connection, tenant: str, response: str) -> None:
-    """Delete a response, and outside a conversation its entries; raises ResponseNotFound.
+def remove_response(connection: sqlite3.Connection, tenant: str, response: str) -> str:
+    """Delete a response, and outside a conversation its entries; returns whose it was. Raises ResponseNotFound.
 
     A branch that continues it keeps its own text, but can no longer be continued itself.
     """
@@ -134,9 +135,11 @@ def remove_response(connection: sqlite3.Connection, tenant: str, response: str) 
             "DELETE FROM threads WHERE id = ? AND NOT EXISTS (SELECT 1 FROM responses WHERE thread = ?)",
             (thread.id, thread.id),
         )
+    return thread.id
 
 
-def remove(connection: sqlite3.Connection, tenant: str, thread: str) -> None:
+def remove(connection: sqlite3.Connection, tenant: str, thread: str) -> Gone:
     """Delete a conversation of any kind with all that was said in it; raises ConversationNotFound."""
     thread_of(connection, tenant, thread)
     connection.execute("DELETE FROM threads WHERE id = ?", (thread,))
+    return Gone(tenant, thread)

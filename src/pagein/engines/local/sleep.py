@@ -7,17 +7,26 @@ dropped and read again, since a copy in RAM would be memory that nobody granted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from aiohttp import web
 
 from pagein.engines.local.answer import Answer, Work
-from pagein.engines.local.compute import ComputeThread
+from pagein.engines.local.compute import Computed
 from pagein.engines.local.memory import give_back_now
 from pagein.errors import BadRequest, LoadFailed
 from pagein.protocol import SLEEP_PATH, WAKE_PATH
 
 _LEVELS = ("1", "2")
+T = TypeVar("T")
+
+
+class Compute(Protocol):
+    """The thread that computes, as far as sleep is concerned."""
+
+    async def run(self, work: Callable[[Callable[[], bool]], T]) -> Computed[T]:
+        """Run work in it once what was asked for before is done, and wait for it."""
+        ...
 
 
 class Sleeper(Protocol):
@@ -35,7 +44,7 @@ class Sleeper(Protocol):
 class Bed:
     """Whether a model sleeps. Changed and read in the compute thread, so that a change falls between two requests."""
 
-    def __init__(self, name: str, sleeper: Sleeper, compute: ComputeThread) -> None:
+    def __init__(self, name: str, sleeper: Sleeper, compute: Compute) -> None:
         self._name, self._sleeper, self._compute = name, sleeper, compute
         self._asleep = False
 
@@ -49,11 +58,15 @@ class Bed:
         """Return the work of a request, which raises LoadFailed (503) when its turn comes while the model sleeps."""
 
         def guarded(abandoned: Callable[[], bool]) -> Answer:
-            if self._asleep:
-                raise LoadFailed(f"model {self._name!r} is asleep", hint=f"POST {WAKE_PATH} first")
+            self.check()
             return work(abandoned)
 
         return guarded
+
+    def check(self) -> None:
+        """Raise LoadFailed (503) while the model sleeps."""
+        if self._asleep:
+            raise LoadFailed(f"model {self._name!r} is asleep", hint=f"POST {WAKE_PATH} first")
 
     async def _on_sleep(self, request: web.Request) -> web.Response:
         level = request.query.get("level", "1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from aiohttp import web
@@ -11,7 +12,7 @@ from aiohttp import web
 from pagein.engines.local.answer import Answer, Work, json_answer
 from pagein.engines.local.bodies import read_json
 from pagein.engines.local.fields import Fields, refuse
-from pagein.engines.local.model import Embedder, Reranker
+from pagein.engines.local.model import Embedder, Embeddings, Reranker
 
 MAX_INPUTS = 2048
 """Texts of one request, as at OpenAI."""
@@ -19,28 +20,42 @@ _EMBEDDING_FIELDS = ("input", "encoding_format", "dimensions")
 _RERANK_FIELDS = ("query", "documents", "top_n", "return_documents", "max_tokens_per_doc")
 
 
-async def embeddings(name: str, model: Embedder, request: web.Request) -> Work:
+@dataclass(frozen=True, slots=True)
+class TextsWanted:
+    """A request for vectors."""
+
+    texts: list[str]
+    as_base64: bool
+    dimensions: int | None
+
+
+async def read_embeddings(request: web.Request) -> TextsWanted:
     """Read a request of `/v1/embeddings` (OpenAI's shape)."""
     fields = await read_json(request, _EMBEDDING_FIELDS)
     texts = _inputs(fields)
     as_base64 = fields.choice("encoding_format", ("float", "base64")) == "base64"
-    dimensions = fields.whole("dimensions", 1, 1 << 20)
+    return TextsWanted(texts, as_base64, fields.whole("dimensions", 1, 1 << 20))
 
-    def work(_: object) -> Answer:
-        found = model.embed(texts)
-        width = found.vectors.shape[1]
-        if dimensions not in (None, width):
-            refuse(
-                "dimensions",
-                f"dimensions is {dimensions}; the vectors of {name!r} have {width} and cannot be shortened",
-            )
-        rows = [_encoded(row) if as_base64 else row.tolist() for row in found.vectors]
-        data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
-        usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
-        body = {"object": "list", "data": data, "model": name, "usage": usage}
-        return json_answer(body, f"{len(texts)} texts, {found.tokens} tokens")
 
-    return work
+def embeddings_answer(name: str, wanted: TextsWanted, found: Embeddings) -> Answer:
+    """Answer with vectors in OpenAI's shape; raises BadRequest where other dimensions were wanted."""
+    width = found.vectors.shape[1]
+    if wanted.dimensions not in (None, width):
+        refuse(
+            "dimensions",
+            f"dimensions is {wanted.dimensions}; the vectors of {name!r} have {width} and cannot be shortened",
+        )
+    rows = [_encoded(row) if wanted.as_base64 else row.tolist() for row in found.vectors]
+    data = [{"object": "embedding", "index": i, "embedding": row} for i, row in enumerate(rows)]
+    usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+    body = {"object": "list", "data": data, "model": name, "usage": usage}
+    return json_answer(body, f"{len(wanted.texts)} texts, {found.tokens} tokens")
+
+
+async def embeddings(name: str, model: Embedder, request: web.Request) -> Work:
+    """Read a request and return the work that answers it."""
+    wanted = await read_embeddings(request)
+    return lambda _: embeddings_answer(name, wanted, model.embed(wanted.texts))
 
 
 def _inputs(fields: Fields) -> list[str]:

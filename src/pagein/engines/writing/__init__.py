@@ -1,0 +1,1 @@
+"""What the transformers engine computes: one thread, the requests that take turns in it, texts from and to tokens."""

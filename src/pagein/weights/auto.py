@@ -1,0 +1,140 @@
+"""``AutoModel.from_pretrained(path, memory="4GiB")``: an ordinary transformers model that keeps within its bytes."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+
+from pagein.catalog.hf_config import read_config
+from pagein.units import parse_bytes
+from pagein.weights.anatomy import dissect
+from pagein.weights.caches import goes_in_chunks
+from pagein.weights.checkpoint import Checkpoint
+from pagein.weights.demand import Needs
+from pagein.weights.disk import DiskSpeed, probe
+from pagein.weights.face import give_face
+from pagein.weights.needs import CHUNK, activations, cache_bytes
+from pagein.weights.placement import Placement, Progress
+from pagein.weights.sources import find_sources
+from pagein.weights.stage import stage_for
+from pagein.weights.streamed import Streamed
+from pagein.weights.structure import build
+from pagein.weights.variants import open_weights
+
+log = logging.getLogger("pagein.weights")
+
+CONTEXT = 4096
+"""Tokens that the KV cache is planned for where the caller names none and the model allows so many."""
+
+
+class AutoModel:
+    """Loads models within a budget of memory."""
+
+    @staticmethod
+    def from_pretrained(
+        path: str | Path,
+        memory: str | int | None = None,
+        *,
+        compression: str | None = None,
+        shards_path: str | Path | None = None,
+        layer_shards_saving_path: str | Path | None = None,
+        device: str = "auto",
+        prefetch: str | int = "auto",
+        dtype: Any = "auto",
+        context: int | None = None,
+        batch: int = 1,
+        chunk: int = CHUNK,
+        speed: DiskSpeed | None = None,
+        progress: Progress | None = None,
+        verbose: bool = True,
+    ) -> Any:
+        """Return the transformers model of a folder, streamed from the disk as far as it does not fit ``memory``.
+
+        ``memory`` (bytes, or text like "4GiB"; default: what the machine has free) is for the whole process: libraries,
+        weights, buffers, KV cache of ``context`` tokens × ``batch`` sequences, activations of ``chunk`` tokens. On a
+        CUDA device it is memory of the device; what the host takes in front of it is said beside. The plan is in
+        ``model.pagein.plan`` and, if ``verbose``, on standard error before anything is loaded. Raises DoesNotFit with
+        the least that would do, BadModelFile, ModelUnsuited.
+        """
+        folder = Path(path)
+        budget = parse_bytes(memory) if isinstance(memory, str) else memory
+        weights = open_weights(folder, compression, shards_path or layer_shards_saving_path)
+        checkpoint = weights.checkpoint
+        stage = stage_for(device)
+        structure = build(checkpoint, dtype, stage.device, weights.change)
+        sources = find_sources(structure.model, checkpoint)
+        measured = speed or probe(checkpoint.files)
+        depth = 2 if prefetch == "auto" else int(prefetch)
+        streamed = Streamed(
+            checkpoint,
+            structure,
+            sources,
+            _needs_of(checkpoint, _context(folder, context), batch),
+            budget if budget is not None else stage.free(),
+            measured,
+            depth,
+            stage,
+        )
+        _tell(streamed, verbose)
+        streamed.load(progress)
+        model = structure.model
+        model.pagein = streamed
+        give_face(model, stage.device)
+        _settle_generation(model, folder, chunk)
+        return model
+
+
+def _settle_generation(model: Any, folder: Path, chunk: int) -> None:
+    """Give the model its folder's settings of generation, and prompts in chunks."""
+    if getattr(model, "generation_config", None) is None:
+        return
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    if goes_in_chunks(model):
+        model.generation_config.prefill_chunk_size = chunk
+
+
+def _tell(streamed: Streamed, verbose: bool) -> None:
+    name = streamed.checkpoint.folder.name
+    for line in [*streamed.plan.lines(), *streamed.notes]:
+        log.info("%s: %s", name, line)
+        if verbose:
+            print(f"{name}: {line}", file=sys.stderr)
+
+
+def _context(folder: Path, context: int | None) -> int:
+    longest = read_config(folder).context_train
+    if context is not None:
+        return context
+    return min(longest or CONTEXT, CONTEXT)
+
+
+def _needs_of(checkpoint: Checkpoint, context: int, batch: int) -> Callable[[Placement], Needs]:
+    """Return how a placed model's needs are counted: parts as built, cache and activations from the config."""
+
+    def needs(placement: Placement) -> Needs:
+        structure, parts = placement.structure, dissect(checkpoint)
+        table = structure.embeddings[0][1].weight if structure.embeddings else None
+        per_token, fixed = cache_bytes(checkpoint, parts, context)
+        return Needs(
+            runtime=placement.stage.runtime(),
+            resident_small=placement.small.nbytes,
+            embedding=table.numel() * table.element_size() if table is not None else 0,
+            head=placement.head.nbytes if placement.head is not None else 0,
+            tied=structure.tied,
+            units=placement.units,
+            kv_per_token=per_token,
+            context=context,
+            batch=batch,
+            activations=activations(checkpoint, parts, batch, context),
+            head_rows=structure.head[1].out_features if structure.head else 0,
+            kv_fixed=fixed,
+            experts=placement.experts.needs,
+        )
+
+    return needs

@@ -1,0 +1,229 @@
+"""Carries a plan out: which parts of the model are in memory, which pass through the ring, and from plan to plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from pagein.weights.binding import Bound, bindings_of
+from pagein.weights.buffers import Buffer
+from pagein.weights.demand import Unit
+from pagein.weights.experts import RoutedExperts
+from pagein.weights.head import TiledHead, rows_of, straighten
+from pagein.weights.lockstep import Lockstep
+from pagein.weights.lookup import GatheredRows
+from pagein.weights.plan import HeadPlace, Plan
+from pagein.weights.reader import Reader
+from pagein.weights.sources import Source
+from pagein.weights.stage import Stage
+from pagein.weights.stream import Gate, Stream
+from pagein.weights.structure import Structure
+
+Progress = Callable[[int, int], None]
+"""Told bytes loaded and bytes in all."""
+
+
+class Resident:
+    """One part of the model that stays: its tensors and the buffer that they lie in."""
+
+    def __init__(self, bound: Bound, reader: Reader, stage: Stage) -> None:
+        self.bound = bound
+        buffer = Buffer(bound.nbytes)
+        reading = reader.read(bound.layout.extents, buffer)
+        try:
+            reading.wait()
+        except BaseException:
+            buffer.close()
+            raise
+        flat, self._buffer = stage.keep(buffer, bound)
+        bound.attach(flat, id(self))
+
+    def drop(self) -> None:
+        """Give its memory back; the model holds placeholders again."""
+        self.bound.detach()
+        self.bound.forget()
+        if self._buffer is not None:
+            self._buffer.close()
+
+
+class Placement:
+    """Where every part of one model is."""
+
+    def __init__(
+        self,
+        structure: Structure,
+        sources: Mapping[str, Source],
+        reader: Reader,
+        experts: RoutedExperts,
+        stage: Stage,
+    ) -> None:
+        self.structure, self.sources, self.reader, self.stage = structure, sources, reader, stage
+        self._tables = {name: module.weight for name, module in structure.embeddings}
+        """The placeholders of the vocabulary tables."""
+        self.lockstep = Lockstep()
+        self.stream: Stream | None = None
+        self.experts = experts
+        self._apart = experts.names
+        """Tensors that are no unit's: routed experts, which are read one by one."""
+        self.blocks = [self._bound(block.name, block.module) for block in structure.blocks]
+        self._gates = [Gate(block.module, self._enter, self._leave) for block in structure.blocks]
+        self.head = None if structure.head is None else self._bound(*structure.head)
+        if structure.head is not None:
+            structure.head[1].register_forward_pre_hook(straighten)
+        self.small = self._rest()
+        self._residents: dict[str, Resident] = {}
+        self._rows: list[GatheredRows] = []
+        self._tile_gates: list[Gate] = []
+        structure.model.register_forward_pre_hook(self._between)
+
+    def _bound(self, name: str, module: nn.Module) -> Bound:
+        bindings = [one for one in bindings_of(name, module, self.sources) if one.source.name not in self._apart]
+        return Bound(name, bindings, self.stage.alignment)
+
+    def _rest(self) -> Bound:
+        """All that is in no block, no vocabulary table and not the head."""
+        parts = [module for _, module in self.structure.embeddings]
+        parts += [self.structure.head[1]] if self.structure.head else []
+        parts += [block.module for block in self.structure.blocks]
+        taken = {id(tensors) for part in parts for m in part.modules() for tensors in (m._parameters, m._buffers)}
+        every = bindings_of("", self.structure.model, self.sources)
+        return Bound("rest", [one for one in every if id(one.tensors) not in taken], self.stage.alignment)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The blocks as the planner counts them."""
+        grain = self.stage.grain
+        return tuple(
+            Unit(bound.name, bound.layout.read_bytes, -(-bound.nbytes // grain) * grain) for bound in self.blocks
+        )
+
+    def staging(self, plan: Plan) -> dict[str, int]:
+        """Return what a plan takes of the host's memory on the way to a device of its own; nothing on a CPU."""
+        if self.stage.alignment is None:
+            return {}
+        largest = max(bound.nbytes for bound in (*self.blocks, self.small, *([self.head] if self.head else [])))
+        parts = {
+            f"{plan.slots} page-locked buffers": plan.slots * plan.slot_bytes,
+            "a part that is being loaded": largest,
+            "experts on their way": self.experts.host_bytes,
+        }
+        return {name: size for name, size in parts.items() if size}
+
+    def apply(self, plan: Plan, progress: Progress | None = None) -> None:
+        """Bring the model into the state that a plan wants: first what leaves, then what comes."""
+        wanted = {
+            "rest": self.small,
+            **{self.blocks[index].name: self.blocks[index] for index in sorted(plan.resident)},
+        }
+        if plan.head is HeadPlace.RESIDENT and self.head is not None:
+            wanted["head"] = self.head
+        if plan.embedding_resident and not self.structure.tied:
+            for name, module in self.structure.embeddings:
+                wanted[name] = self._bound(name, module)
+        self._end_stream()
+        for name in [name for name in self._residents if name not in wanted]:
+            self._residents.pop(name).drop()
+        self.stage.trim()
+        self.experts.resize(self.reader, plan.expert_cache)
+        total = sum(bound.nbytes for bound in wanted.values())
+        done = 0
+        for name, bound in wanted.items():
+            if name not in self._residents and bound.bindings:
+                self._residents[name] = Resident(bound, self.reader, self.stage)
+            done += bound.nbytes
+            if progress is not None:
+                progress(done, total)
+        self.experts.fill()
+        self._put_embeddings(plan)
+        self._begin_stream(plan)
+
+    def _put_embeddings(self, plan: Plan) -> None:
+        """Give the vocabulary tables the resident head's rows, or let them gather their own."""
+        for name, module in self.structure.embeddings:
+            if self.structure.tied and plan.head is HeadPlace.RESIDENT:
+                assert self.structure.head is not None
+                module._parameters["weight"] = self.structure.head[1]._parameters["weight"]
+            elif not plan.embedding_resident:
+                module._parameters["weight"] = self._tables[name]
+                self._rows.append(GatheredRows(module, self.sources[f"{name}.weight"]))
+
+    def _begin_stream(self, plan: Plan) -> None:
+        tiles = self._tile_head(plan)
+        away = [index for index in range(len(self.blocks)) if index not in plan.resident]
+        units = [self.blocks[index] for index in away] + tiles
+        for place, index in enumerate(away):
+            self._gates[index].unit = place
+        for place, gate in enumerate(self._tile_gates, start=len(away)):
+            gate.unit = place
+        if not units:
+            return
+        size = max(plan.slot_bytes, *(unit.nbytes for unit in units))
+        self.stream = Stream(self.reader, self.stage, units, self._follows(away, len(units)), plan.slots, size)
+        ring, count = self.stream.ring, len(units)
+        self.lockstep.serve(self.stream.open, self.stream.close_unit, lambda unit: (unit - ring.expected) % count)
+        ring.read_ahead()
+
+    def _follows(self, away: list[int], count: int) -> list[int]:
+        """The unit after each: on through the stacks, and from the end back to the start of the last stack."""
+        sizes = [len(stack) for stack in self.structure.stacks]
+        last_begins = len(self.blocks) - sizes[-1]
+        again = next((place for place, index in enumerate(away) if index >= last_begins), len(away))
+        return [*(after for _, after in pairwise(range(count))), again if again < count else 0]
+
+    def _tile_head(self, plan: Plan) -> list[Bound]:
+        if plan.head is not HeadPlace.TILED or self.structure.head is None:
+            return []
+        name, head = self.structure.head
+        tiled = TiledHead(head, max(plan.head_tile_rows, 1))
+        tiled.register_forward_pre_hook(straighten)
+        self.structure.model.set_output_embeddings(tiled)
+        self._tile_gates = [Gate(tile, self._enter, self._leave) for tile in tiled.tiles]
+        bounds = []
+        for start, tile in zip(tiled.starts, tiled.tiles, strict=True):
+            sources = {
+                leaf: rows_of(self.sources[f"{name}.{leaf}"], head.out_features, start, tile.out_features)
+                for leaf in tile.state_dict()
+            }
+            bounds.append(Bound(f"{name}[{start}]", bindings_of("", tile, sources), self.stage.alignment))
+        return bounds
+
+    def _end_stream(self) -> None:
+        for gate in [*self._gates, *self._tile_gates]:
+            gate.unit = None
+        for gate in self._tile_gates:
+            gate.remove()
+        self._tile_gates = []
+        for rows in self._rows:
+            rows.remove()
+        self._rows = []
+        if self.structure.head is not None:
+            self.structure.model.set_output_embeddings(self.structure.head[1])
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None
+
+    def _enter(self, unit: int) -> None:
+        assert self.stream is not None
+        if not self.lockstep.stop_at(unit):
+            self.stream.open(unit)
+
+    def _leave(self, unit: int) -> None:
+        assert self.stream is not None
+        if not self.lockstep.is_inside:
+            self.stream.close_unit(unit)
+
+    def _between(self, model: Any, inputs: Any) -> None:
+        self.lockstep.stop_at(-1)
+
+    def close(self) -> None:
+        """Give all memory back. Idempotent."""
+        self._end_stream()
+        self.experts.close()
+        while self._residents:
+            self._residents.popitem()[1].drop()
+        for name, module in self.structure.embeddings:
+            module._parameters["weight"] = self._tables[name]
+        self.stage.trim()

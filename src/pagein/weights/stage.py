@@ -1,0 +1,120 @@
+"""Where the bytes of a buffer are computed from: the buffer itself on a CPU, a copy of it on an accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import psutil
+import torch
+
+from pagein.errors import ModelUnsuited
+from pagein.weights.binding import Bound
+from pagein.weights.buffers import Buffer
+from pagein.weights.ring import Slot
+
+SCRATCH = 48 * 1024**2
+"""Bytes that torch's threads and kernels take once they compute; measured on a CPU with two threads."""
+
+
+class Stage(Protocol):
+    """Turns read bytes into a tensor (uint8, one dimension) on the device that computes."""
+
+    device: torch.device
+    alignment: int | None
+    """Bytes that each tensor's place on the device is a multiple of; None where tensors are used as they were read."""
+    grain: int
+    """Bytes that memory is taken in: what is kept counts as a multiple of it."""
+
+    def runtime(self) -> int:
+        """Bytes that this process has of the device's memory before any weight, and takes once it computes."""
+
+    def free(self) -> int:
+        """Bytes that it could have in all."""
+
+    def keep(self, buffer: Buffer, bound: Bound) -> tuple[torch.Tensor, Buffer | None]:
+        """Return the bytes on the device for good, and the buffer where they still need it."""
+
+    def open(self, slots: Sequence[Slot]) -> None:
+        """Take what the slots of a ring need on the device."""
+
+    def land(self, slot: Slot, bound: Bound) -> torch.Tensor:
+        """Return the bytes of a slot that was read; valid until `leave`."""
+
+    def leave(self, slot: Slot) -> None:
+        """Say that all that computes from the slot was asked for; returns once it may be read into again."""
+
+    def close(self) -> None:
+        """Forget the slots. Idempotent."""
+
+    def trim(self) -> None:
+        """Give memory back that nothing uses any more."""
+
+
+def stage_for(device: str) -> Stage:
+    """Return the stage of a device by name; "auto" is the first CUDA device where there is one, else the CPU."""
+    from pagein.weights.on_cuda import OnCuda
+
+    wanted = torch.device("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else torch.device(device)
+    if wanted.type == "cpu":
+        return OnCpu()
+    if wanted.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ModelUnsuited(f"device {device!r} was asked for, but torch {torch.__version__} sees no CUDA device")
+        if (wanted.index or 0) >= torch.cuda.device_count():
+            raise ModelUnsuited(f"device {device!r} was asked for, but torch sees {torch.cuda.device_count()} of them")
+        return OnCuda(torch.device("cuda", wanted.index or 0))
+    raise ModelUnsuited(f"weights are streamed to cpu and cuda, not to {wanted.type!r}")
+
+
+def flat_view(buffer: Buffer) -> torch.Tensor:
+    """Return a buffer's bytes as a tensor (uint8), without a copy."""
+    # Made in inference mode it could not be written to outside of it.
+    with torch.inference_mode(False):
+        return torch.frombuffer(buffer.view, dtype=torch.uint8)
+
+
+def resident_now() -> int:
+    """Bytes that this process has in memory now, libraries included."""
+    return int(psutil.Process().memory_info().rss)
+
+
+class OnCpu:
+    """Computes from the very bytes that were read."""
+
+    alignment: int | None = None
+    grain = 1
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self._flats: dict[int, torch.Tensor] = {}
+
+    def runtime(self) -> int:
+        """Return what the process has in memory now, and torch's scratch."""
+        return resident_now() + SCRATCH
+
+    def free(self) -> int:
+        """Return what the machine has available, and what the process has already."""
+        return int(psutil.virtual_memory().available) + resident_now()
+
+    def keep(self, buffer: Buffer, bound: Bound) -> tuple[torch.Tensor, Buffer | None]:
+        """Return a view of the buffer."""
+        return flat_view(buffer), buffer
+
+    def open(self, slots: Sequence[Slot]) -> None:
+        """Look into the slots' buffers."""
+        self._flats = {slot.index: flat_view(slot.buffer) for slot in slots}
+
+    def land(self, slot: Slot, bound: Bound) -> torch.Tensor:
+        """Return the view of the slot's buffer."""
+        return self._flats[slot.index]
+
+    def leave(self, slot: Slot) -> None:
+        """Do nothing: an operation on a CPU has ended when it returns."""
+
+    def close(self) -> None:
+        """Forget the views."""
+        self._flats.clear()
+
+    def trim(self) -> None:
+        """Do nothing: a closed buffer is given back at once."""

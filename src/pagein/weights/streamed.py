@@ -1,0 +1,135 @@
+"""A model under a byte budget: its plan, its figures, and the promise that it keeps."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import psutil
+import torch
+
+from pagein.errors import ContextTooLong, DoesNotFit
+from pagein.units import format_bytes
+from pagein.weights.anatomy import dissect
+from pagein.weights.batch import Prompt, generate_batch
+from pagein.weights.caches import cache_of, length_of
+from pagein.weights.checkpoint import Checkpoint
+from pagein.weights.demand import Needs
+from pagein.weights.disk import DiskSpeed
+from pagein.weights.experts import RoutedExperts
+from pagein.weights.lockstep import Lockstep
+from pagein.weights.placement import Placement, Progress
+from pagein.weights.plan import Plan, make_plan
+from pagein.weights.reader import Reader
+from pagein.weights.report import Report
+from pagein.weights.sources import Source
+from pagein.weights.speculate import Speculator
+from pagein.weights.stage import Stage
+from pagein.weights.structure import Structure
+
+
+class Streamed:
+    """What ``model.pagein`` is."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        structure: Structure,
+        sources: Mapping[str, Source],
+        needs: Callable[[Placement], Needs],
+        memory: int,
+        speed: DiskSpeed,
+        depth: int,
+        stage: Stage,
+    ) -> None:
+        self.checkpoint = checkpoint
+        self.speed = speed
+        self._depth = depth
+        self._reader = Reader(speed.mode, speed.threads, speed.chunk)
+        # At exit too: threads that still read while the interpreter goes would bring it down.
+        weakref.finalize(self, Reader.close, self._reader)
+        experts = RoutedExperts(structure, sources, dissect(checkpoint).active_experts or None, stage)
+        self._placement = Placement(structure, sources, self._reader, experts, stage)
+        self._needs = needs(self._placement)
+        self.plan = self._make_plan(memory)
+        self.report = Report(self._placement)
+        self.speculator = Speculator(self.lockstep, structure.model, checkpoint.folder)
+        self.report.also.append(self.speculator.lines)
+        structure.model.register_forward_pre_hook(self._guard, with_kwargs=True)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the plan cannot tell: experts that are not read one by one, the host's memory before a device."""
+        staging = self._placement.staging(self.plan)
+        words = " + ".join(f"{name} {format_bytes(size)}" for name, size in staging.items())
+        host = [f"beside the device, {format_bytes(sum(staging.values()))} of the host: {words}"] if staging else []
+        return [*self._placement.experts.notes, *host]
+
+    @property
+    def lockstep(self) -> Lockstep:
+        """The hub for several forward passes in step."""
+        return self._placement.lockstep
+
+    def load(self, progress: Progress | None = None) -> None:
+        """Read what the plan keeps in memory, and begin to read ahead."""
+        self._placement.apply(self.plan, progress)
+        self.lockstep.most_tokens = self.plan.needs.context * self.plan.needs.batch
+        self.report.watch()
+
+    def generate_batch(self, prompts: Sequence[Prompt], **settings: Any) -> list[torch.Tensor]:
+        """Generate for many prompts of any lengths at once (`batch.generate_batch`)."""
+        return generate_batch(self, self._placement.structure.model, prompts, **settings)
+
+    def generate(self, prompt: Prompt, max_new_tokens: int, speculate: Any = "auto", **settings: Any) -> torch.Tensor:
+        """Return prompt and new tokens, [1, n + new], greedily unless ``do_sample``; guesses save passes, nothing else.
+
+        ``speculate``: "auto" or "lookup" guess from the text so far, a draft model (an ordinary transformers model in
+        memory with the same tokenizer; load it first, so that the plan counts its bytes) guesses by itself, None is
+        plain decoding. Guessing goes on while it measures faster (`report`). ``settings``: what ``generate`` takes.
+        """
+        return self.speculator.generate(prompt, speculate, {"max_new_tokens": max_new_tokens, **settings})
+
+    def set_memory(self, memory: int) -> Plan:
+        """Change the budget; call it between two passes. Raises DoesNotFit and changes nothing."""
+        self.plan = self._make_plan(memory)
+        self._placement.apply(self.plan)
+        self.report.watch()
+        self.speculator.forget()
+        return self.plan
+
+    def _make_plan(self, memory: int) -> Plan:
+        plan = make_plan(self._needs, memory, depth=self._depth, bytes_per_second=self.speed.bytes_per_second)
+        staging = self._placement.staging(plan)
+        need, there = sum(staging.values()), int(psutil.virtual_memory().available)
+        if staging and need > there:
+            raise DoesNotFit(need, there, staging, "that is the host's memory, which weights pass on their way")
+        return plan
+
+    def _guard(self, model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Refuse a pass whose cache or activations would outgrow what the plan keeps for them."""
+        tokens = _first_tensor(inputs, named)
+        if tokens is None:
+            return
+        cache = cache_of(named)
+        past = length_of(cache) if cache is not None else 0
+        rows, new = tokens.shape[0], tokens.shape[1]
+        most = self.plan.needs.context * self.plan.needs.batch
+        if rows * (past + new) > most:
+            raise ContextTooLong(rows * (past + new), most)
+
+    def rest(self) -> None:
+        """Give all memory back for a while; `load` reads it again. Nobody may be computing. Idempotent."""
+        self._placement.close()
+
+    def close(self) -> None:
+        """Give all memory back; the model cannot compute any more. Idempotent."""
+        self._placement.close()
+        self._reader.close()
+
+
+def _first_tensor(inputs: tuple[Any, ...], named: dict[str, Any]) -> torch.Tensor | None:
+    for found in (*inputs[:1], named.get("decoder_input_ids"), named.get("input_ids"), named.get("inputs_embeds")):
+        if isinstance(found, torch.Tensor) and found.dim() >= 2:
+            return found
+    return None
