@@ -1,5 +1,5 @@
 # Pagein. `make demo` shows it, `make test` tests it; each sets up what it needs in .venv.
-.PHONY: help demo serve test test-unit test-engines test-torch test-wheel lint format docs bench bench-gateway bench-swap bench-state bench-compute-lock bench-scenarios bench-chaos bench-kill bench-endurance clean
+.PHONY: help demo serve test test-unit test-engines test-torch test-wheel lint format docs bench bench-gateway bench-swap bench-state bench-weights bench-gpu bench-quality bench-compute-lock bench-scenarios bench-chaos bench-kill bench-endurance clean
 .DEFAULT_GOAL := help
 
 PY := .venv/bin/python
@@ -73,6 +73,18 @@ bench-state:    ## the next turn of a long conversation: never evicted, restored
 	@$(SETUP) bench
 	@$(PY) benchmarks/state.py
 
+bench-weights:  ## a model larger than its memory: seconds per token beside AirLLM, accelerate, oLLM, llama.cpp (root)
+	@$(SETUP) bench
+	@OMP_WAIT_POLICY=passive $(PY) benchmarks/weights.py
+
+bench-gpu:      ## the same on a CUDA machine, in ten minutes; says so where there is none
+	@$(SETUP) bench
+	@$(PY) benchmarks/gpu.py
+
+bench-quality:  ## what 8 and 4 bits cost in logits and perplexity
+	@$(SETUP) bench
+	@$(PY) benchmarks/quality.py models/smollm2-135m-hf
+
 bench-compute-lock: ## what letting heavy models compute one at a time buys and costs
 	@$(SETUP) bench
 	@$(PY) benchmarks/compute_lock.py
@@ -94,4 +106,4 @@ bench-endurance: ## 10,000 requests over five models in room for two
 	@$(PY) benchmarks/endurance.py
 
 clean:          ## remove everything that was made here
-	rm -rf .venv models .state .cache dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-oldest models .state .cache dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

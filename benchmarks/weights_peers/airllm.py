@@ -22,4 +22,4 @@ def measure(job: Job) -> Measured:
 def _open(job: Job) -> Any:
     from airllm import AutoModel
 
-    return AutoModel.from_pretrained(job.model, device="cpu", layer_shards_saving_path=job.scratch)
+    return AutoModel.from_pretrained(job.model, device=job.device, layer_shards_saving_path=job.scratch)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
+from weights_peers.device import Held
 from weights_peers.job import Job, Measured, disk_bytes
 
 
@@ -21,6 +22,8 @@ class _Marks(StoppingCriteria):
         self.read = [disk_bytes()]
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        if input_ids.is_cuda:
+            torch.cuda.synchronize()
         self.times.append(time.perf_counter())
         self.read.append(disk_bytes())
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
@@ -28,10 +31,11 @@ class _Marks(StoppingCriteria):
 
 def run(opening: Callable[[], Any], job: Job, told: str, **options: Any) -> Measured:
     """Open a model and generate greedily."""
+    held = Held(job)
     began = time.perf_counter()
     model = opening()
     opened = time.perf_counter() - began
-    prompts = torch.tensor(job.prompts())
+    prompts = torch.tensor(job.prompts(), device=job.device)
     marks = _Marks()
     with torch.inference_mode():
         made = model.generate(
@@ -46,4 +50,4 @@ def run(opening: Callable[[], Any], job: Job, told: str, **options: Any) -> Meas
         )
     first, *later = (after - before for before, after in pairwise(marks.times))
     read = [after - before for before, after in pairwise(marks.read)][1:]
-    return Measured(opened, first, later, read, made[0, job.prompt :].tolist(), told)
+    return Measured(opened, first, later, read, made[0, job.prompt :].tolist(), told, device_peak=held.peak())

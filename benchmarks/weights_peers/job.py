@@ -28,6 +28,9 @@ class Job:
     prompt: int = 32
     """Tokens of each prompt."""
     batch: int = 1
+    device: str = "cpu"
+    device_memory: int = 0
+    """Bytes of the device that torch may take, for any arm; nothing is held to it on a CPU."""
 
     def prompts(self) -> list[list[int]]:
         """The prompts: the same in every arm and run, no two alike."""
@@ -63,6 +66,8 @@ class Measured:
     """How the arm was set up."""
     streamed: int | None = None
     """Bytes that each pass has to read, where the arm says so."""
+    device_peak: int | None = None
+    """Bytes that it had on the device, its context included."""
 
     def say(self) -> None:
         """Print it for the benchmark to read."""

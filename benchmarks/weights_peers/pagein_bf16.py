@@ -22,7 +22,10 @@ def measure_with(job: Job, told: str, **settings: Any) -> Measured:
 
     def opening() -> Any:
         context = job.prompt + job.tokens
-        model = AutoModel.from_pretrained(job.model, memory=job.memory, context=context, batch=job.batch, **settings)
+        memory = job.device_memory or job.memory
+        model = AutoModel.from_pretrained(
+            job.model, memory=memory, context=context, batch=job.batch, device=job.device, **settings
+        )
         opened.append(model)
         return model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -33,7 +34,7 @@ class Run:
     arm: str
     measured: Measured | None
     peak: int
-    """Bytes: the most that its group ever had, page cache included."""
+    """Bytes: the most that its group ever had, page cache included; 0 where it was in none."""
     failure: str | None = None
 
     @property
@@ -58,20 +59,22 @@ def prepare(arm: str, job: Job, folder: Path) -> str | None:
         return None if ended == 0 else _last_words(program, ended)
 
 
-def measure(arm: str, job: Job, files: Sequence[Path], folder: Path) -> Run:
-    """Run an arm once within the job's memory; a killed or broken one is a result, too."""
+def measure(
+    arm: str, job: Job, files: Sequence[Path], folder: Path, *, within: float = LONGEST, limited: bool = True
+) -> Run:
+    """Run an arm once within the job's memory (``limited``); a killed or broken one is a result, too."""
     drop_from_cache(files)
-    with (
-        memory_group(job.memory) as group,
-        Program(arm, _command("measure", arm, job), folder, environment(arm), group.folder) as program,
-    ):
+    with contextlib.ExitStack() as stack:
+        group = stack.enter_context(memory_group(job.memory)) if limited else None
+        command, cgroup = _command("measure", arm, job), group.folder if group is not None else None
+        program = stack.enter_context(Program(arm, command, folder, environment(arm), cgroup))
         start = program.log.stat().st_size
-        ended = _wait(program)
+        ended = _wait(program, within)
         with program.log.open(errors="replace") as log:
             log.seek(start)
             measured = Measured.find(log.read())
-        peak = group.peak()
-        if group.killed():
+        peak = group.peak() if group is not None else 0
+        if group is not None and group.killed():
             return Run(arm, None, peak, "killed: out of memory")
         if ended or measured is None:
             return Run(arm, None, peak, _last_words(program, ended))
@@ -98,11 +101,11 @@ def _command(what: str, arm: str, job: Job) -> list[str]:
     return [sys.executable, "-m", "weights_peers", what, arm, job.told()]
 
 
-def _wait(program: Program) -> int:
+def _wait(program: Program, within: float = LONGEST) -> int:
     try:
-        return program.wait(LONGEST)
+        return program.wait(within)
     except subprocess.TimeoutExpired:
-        raise BenchmarkError(f"{program.name} is not done after {LONGEST:.0f} s:\n{program.last_output()}") from None
+        raise BenchmarkError(f"{program.name} is not done after {within:.0f} s:\n{program.last_output()}") from None
 
 
 def _last_words(program: Program, ended: int) -> str:

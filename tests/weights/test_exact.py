@@ -107,3 +107,27 @@ def test_a_prompt_in_chunks_takes_one_pass_a_chunk(make_model: Any, load: Any) -
     with torch.inference_mode():
         model.generate(torch.arange(2, 32)[None], max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert ring.counts.units / len(ring.layouts) == 4 + 4
+
+
+def test_nothing_is_written(make_model: Any, load: Any) -> None:
+    """A model runs straight from the downloaded shards: no second copy, no index, nothing (airllm #179)."""
+    folder = make_model("llama")
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    model = load(folder, 0.5)
+    with torch.inference_mode():
+        model(torch.arange(2, 9)[None])
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_what_fits_is_read_once(make_model: Any, load: Any) -> None:
+    """A model that fits its memory reads nothing after the load; one that does not reads the same bytes each pass."""
+    whole, part = load(make_model("qwen2"), 1.0), load(make_model("llama"), 0.6)
+    ids = torch.arange(2, 9)[None]
+    with torch.inference_mode():
+        before = whole.pagein._reader.stats.bytes
+        whole.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
+        assert whole.pagein._reader.stats.bytes == before
+        part.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0)
+    sizes = {one.nbytes for one in part.pagein.report.passes}
+    assert len(sizes) == 1
+    assert sizes.pop() >= part.pagein.plan.streamed_bytes_per_pass > 0

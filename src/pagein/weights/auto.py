@@ -18,12 +18,14 @@ from pagein.weights.checkpoint import Checkpoint
 from pagein.weights.demand import Needs
 from pagein.weights.disk import DiskSpeed, probe
 from pagein.weights.face import give_face
+from pagein.weights.head import can_be_tiled
 from pagein.weights.needs import CHUNK, activations, cache_bytes
 from pagein.weights.placement import Placement, Progress
 from pagein.weights.sources import find_sources
 from pagein.weights.stage import stage_for
 from pagein.weights.streamed import Streamed
-from pagein.weights.structure import build
+from pagein.weights.structure import build, with_ties
+from pagein.weights.twins import part
 from pagein.weights.variants import open_weights
 
 log = logging.getLogger("pagein.weights")
@@ -68,20 +70,26 @@ class AutoModel:
         stage = stage_for(device)
         structure = build(checkpoint, dtype, stage.device, weights.change)
         sources = find_sources(structure.model, checkpoint)
+        if part(structure.model, sources):
+            structure = with_ties(structure)
         measured = speed or probe(checkpoint.files)
         depth = 2 if prefetch == "auto" else int(prefetch)
         streamed = Streamed(
             checkpoint,
             structure,
             sources,
-            _needs_of(checkpoint, _context(folder, context), batch),
+            _needs_of(checkpoint, _context(folder, context), batch, chunk),
             budget if budget is not None else stage.free(),
             measured,
             depth,
             stage,
         )
         _tell(streamed, verbose)
-        streamed.load(progress)
+        try:
+            streamed.load(progress)
+        except BaseException:
+            streamed.close()
+            raise
         model = structure.model
         model.pagein = streamed
         give_face(model, stage.device)
@@ -114,24 +122,25 @@ def _context(folder: Path, context: int | None) -> int:
     return min(longest or CONTEXT, CONTEXT)
 
 
-def _needs_of(checkpoint: Checkpoint, context: int, batch: int) -> Callable[[Placement], Needs]:
+def _needs_of(checkpoint: Checkpoint, context: int, batch: int, chunk: int) -> Callable[[Placement], Needs]:
     """Return how a placed model's needs are counted: parts as built, cache and activations from the config."""
 
     def needs(placement: Placement) -> Needs:
         structure, parts = placement.structure, dissect(checkpoint)
-        table = structure.embeddings[0][1].weight if structure.embeddings else None
+        at_once = chunk if goes_in_chunks(structure.model) else context
         per_token, fixed = cache_bytes(checkpoint, parts, context)
         return Needs(
             runtime=placement.stage.runtime(),
             resident_small=placement.small.nbytes,
-            embedding=table.numel() * table.element_size() if table is not None else 0,
+            embedding=sum(table.numel() * table.element_size() for table in placement.tables.values()),
             head=placement.head.nbytes if placement.head is not None else 0,
             tied=structure.tied,
             units=placement.units,
             kv_per_token=per_token,
             context=context,
             batch=batch,
-            activations=activations(checkpoint, parts, batch, context),
+            activations=activations(checkpoint, parts, batch, context, at_once),
+            streams_head=structure.head is not None and can_be_tiled(structure.head[1]),
             head_rows=structure.head[1].out_features if structure.head else 0,
             kv_fixed=fixed,
             experts=placement.experts.needs,

@@ -23,7 +23,8 @@ def generate_batch(streamed: Streamed, model: Any, prompts: Sequence[Prompt], **
     """
     ids = [torch.as_tensor(prompt, dtype=torch.long, device=model.device).reshape(1, -1) for prompt in prompts]
     most = streamed.lockstep.most_tokens
-    sizes = [tokens_needed(model, one, settings) for one in ids]
+    rows = max(int(settings.get(name) or 1) for name in ("num_beams", "num_return_sequences"))
+    sizes = [rows * tokens_needed(model, one, settings) for one in ids]
     for size in sizes:
         if most is not None and size > most:
             raise ContextTooLong(size, most)
@@ -33,8 +34,7 @@ def generate_batch(streamed: Streamed, model: Any, prompts: Sequence[Prompt], **
             streamed.lockstep.submit(_job(model, one, settings), tokens=size, draws=draws)
             for one, size in zip(ids, sizes, strict=True)
         ]
-        while not all(seat.done for seat in seats):
-            streamed.lockstep.turn()
+        streamed.lockstep.finish(seats)
     return [seat.result()[0] for seat in seats]
 
 

@@ -26,6 +26,7 @@ def give_face(model: Any, device: torch.device) -> None:
             "__call__": _call(ordinary),
             "device": property(lambda self: device),
             "to": _to,
+            "_apply": _refused("changing the tensors of all its modules (half, cuda, …)"),
             "save_pretrained": _refused("save_pretrained"),
             "train": _train,
         },
@@ -34,9 +35,10 @@ def give_face(model: Any, device: torch.device) -> None:
 
 def _call(ordinary: type) -> Any:
     def call(self: Any, *args: Any, **named: Any) -> Any:
-        text = self.pagein.speculator.running(named)
-        compute = partial(ordinary.__call__, self)
-        return compute(*args, **named) if text is None else text.step(named, compute)
+        with self.pagein.computing():
+            text = self.pagein.speculator.running(named)
+            compute = partial(ordinary.__call__, self)
+            return compute(*args, **named) if text is None else text.step(named, compute)
 
     return call
 

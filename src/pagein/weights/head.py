@@ -25,6 +25,11 @@ class TiledHead(nn.Module):
         self.tiles = nn.ModuleList(_tile(head, min(rows, head.out_features - start)) for start in self.starts)
 
     @property
+    def bias(self) -> None:
+        """None: it is in the tiles."""
+        return None
+
+    @property
     def weight(self) -> torch.Tensor:
         """Of the first tile: some models (Mamba) ask their head what it computes in."""
         weight: torch.Tensor = self.tiles[0].weight
@@ -37,6 +42,11 @@ class TiledHead(nn.Module):
             part = tile(hidden)
             out[..., start : start + part.shape[-1]] = part
         return out
+
+
+def can_be_tiled(head: nn.Module) -> bool:
+    """Tell whether some rows of a head compute some of its logits: a subclass may do more (scale them, say)."""
+    return type(head) is nn.Linear or (isinstance(head, PackedLinear) and head.bits == 8)
 
 
 def _tile(head: nn.Linear | PackedLinear, rows: int) -> nn.Module:

@@ -134,9 +134,26 @@ class Lockstep:
     def run(self, jobs: Sequence[Callable[[], T]], tokens: int = 0) -> list[T]:
         """Run jobs to their ends in step and return their results in order; raises the first error."""
         seats = [self.submit(job, tokens) for job in jobs]
-        while not all(seat.done for seat in seats):
-            self.turn()
+        self.finish(seats)
         return [seat.result() for seat in seats]
+
+    def finish(self, seats: Sequence[Seat[Any]]) -> None:
+        """Take turns until these have ended; where an interrupt (Ctrl-C) comes between, they end at once."""
+        try:
+            while not all(seat.done for seat in seats):
+                self.turn()
+        except BaseException:
+            self._call_off(seats)
+            raise
+
+    def _call_off(self, seats: Sequence[Seat[Any]]) -> None:
+        with self._lock:
+            self._waiting = deque(seat for seat in self._waiting if seat not in seats)
+        for seat in seats:
+            seat.cancelled = True
+            if not seat.done and seat in self.seats:
+                self._go_on(seat)
+        self.seats = [seat for seat in self.seats if not seat.done]
 
     def turn(self) -> bool:
         """Let everybody go on as far as the next unit; return False when there is nobody."""
@@ -254,6 +271,8 @@ class Lockstep:
             set_random_state(outer)
         if seat.done:
             self.taken_tokens -= seat.tokens
+        if isinstance(seat.error, KeyboardInterrupt):  # it is meant for the whole thread
+            raise seat.error
 
     def _let_go(self, seat: Seat[Any]) -> None:
         if seat.fiber:  # it has begun: its frames unwind from where it stands

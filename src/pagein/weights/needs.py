@@ -82,10 +82,10 @@ def can_be_packed(anatomy: Anatomy) -> bool:
     return sizes[True] > sizes[False]
 
 
-def activations(checkpoint: Checkpoint, anatomy: Anatomy, batch: int, context: int) -> int:
+def activations(checkpoint: Checkpoint, anatomy: Anatomy, batch: int, context: int, chunk: int = CHUNK) -> int:
     """Estimate the bytes beside weights and cache at the peak of a pass over a piece of the prompt of each sequence.
 
-    batch × (min(context, 256) × (4 × hidden + 3 × inner) × 4 + vocabulary × 8): residual, inputs and outputs of the
+    batch × (min(context, chunk) × (4 × hidden + 3 × inner) × 4 + vocabulary × 8): residual, inputs and outputs of the
     attention; gate, up and their product, in fp32 at the worst; the last position's logits and what sampling makes of
     them. With latent attention also the keys and values that one block expands for the whole context.
     """
@@ -94,7 +94,7 @@ def activations(checkpoint: Checkpoint, anatomy: Anatomy, batch: int, context: i
     inner = max(shape.feed_forward_length or 0, 4 * hidden)
     words = anatomy.head.shape[0] if anatomy.head is not None else 0
     expanded = context * _latent(checkpoint).get("expanded", 0) * _item(anatomy)
-    return batch * (min(context, CHUNK) * (4 * hidden + 3 * inner) * 4 + words * 8 + expanded)
+    return batch * (min(context, chunk) * (4 * hidden + 3 * inner) * 4 + words * 8 + expanded)
 
 
 def _unit(block: Block, bits: int | None) -> Unit:

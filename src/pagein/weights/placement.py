@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
 from torch import nn
 
+from pagein.errors import WeightsAway
 from pagein.weights.binding import Bound, bindings_of
 from pagein.weights.buffers import Buffer
 from pagein.weights.demand import Unit
@@ -19,7 +21,7 @@ from pagein.weights.plan import HeadPlace, Plan
 from pagein.weights.reader import Reader
 from pagein.weights.sources import Source
 from pagein.weights.stage import Stage
-from pagein.weights.stream import Gate, Stream
+from pagein.weights.stream import AWAY, Gate, Stream
 from pagein.weights.structure import Structure
 
 Progress = Callable[[int, int], None]
@@ -35,10 +37,11 @@ class Resident:
         reading = reader.read(bound.layout.extents, buffer)
         try:
             reading.wait()
+            flat, self._buffer = stage.keep(buffer, bound)
         except BaseException:
+            reader.cancel(reading)
             buffer.close()
             raise
-        flat, self._buffer = stage.keep(buffer, bound)
         bound.attach(flat, id(self))
 
     def drop(self) -> None:
@@ -63,11 +66,17 @@ class Placement:
         self.structure, self.sources, self.reader, self.stage = structure, sources, reader, stage
         self._tables = {name: module.weight for name, module in structure.embeddings}
         """The placeholders of the vocabulary tables."""
+        self._head_weight = None if structure.head is None else structure.head[1]._parameters.get("weight")
+        """The placeholder of the head; a tied table has the same."""
+        self._tiled: nn.Module | None = None
+        self.is_away = True
+        """Whether the model cannot compute: before it was loaded, at rest, after a load that failed."""
         self.lockstep = Lockstep()
         self.stream: Stream | None = None
         self.experts = experts
         self._apart = experts.names
         """Tensors that are no unit's: routed experts, which are read one by one."""
+        self._shared = _shared([block.module for block in structure.blocks])
         self.blocks = [self._bound(block.name, block.module) for block in structure.blocks]
         self._gates = [Gate(block.module, self._enter, self._leave) for block in structure.blocks]
         self.head = None if structure.head is None else self._bound(*structure.head)
@@ -80,17 +89,31 @@ class Placement:
         structure.model.register_forward_pre_hook(self._between)
 
     def _bound(self, name: str, module: nn.Module) -> Bound:
-        bindings = [one for one in bindings_of(name, module, self.sources) if one.source.name not in self._apart]
+        every = bindings_of(name, module, self.sources)
+        bindings = [one for one in every if one.source.name not in self._apart and id(one.tensors) not in self._shared]
         return Bound(name, bindings, self.stage.alignment)
 
     def _rest(self) -> Bound:
         """All that is in no block, no vocabulary table and not the head."""
-        parts = [module for _, module in self.structure.embeddings]
-        parts += [self.structure.head[1]] if self.structure.head else []
+        parts = [self.structure.head[1]] if self.structure.head else []
         parts += [block.module for block in self.structure.blocks]
         taken = {id(tensors) for part in parts for m in part.modules() for tensors in (m._parameters, m._buffers)}
-        every = bindings_of("", self.structure.model, self.sources)
-        return Bound("rest", [one for one in every if id(one.tensors) not in taken], self.stage.alignment)
+        tables = {id(module._parameters) for _, module in self.structure.embeddings}
+        bindings = [
+            one
+            for one in bindings_of("", self.structure.model, self.sources)
+            if id(one.tensors) not in taken - self._shared and not (id(one.tensors) in tables and one.leaf == "weight")
+        ]
+        return Bound("rest", bindings, self.stage.alignment)
+
+    @property
+    def tables(self) -> dict[str, nn.Parameter]:
+        """The placeholders of the vocabulary tables that the head is none of, each once."""
+        distinct: dict[int, tuple[str, nn.Parameter]] = {}
+        for name, table in self._tables.items():
+            if table is not self._head_weight:
+                distinct.setdefault(id(table), (name, table))
+        return dict(distinct.values())
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -121,8 +144,8 @@ class Placement:
         if plan.head is HeadPlace.RESIDENT and self.head is not None:
             wanted["head"] = self.head
         if plan.embedding_resident and not self.structure.tied:
-            for name, module in self.structure.embeddings:
-                wanted[name] = self._bound(name, module)
+            modules = dict(self.structure.embeddings)
+            wanted.update({name: self._bound(name, modules[name]) for name in self.tables})
         self._end_stream()
         for name in [name for name in self._residents if name not in wanted]:
             self._residents.pop(name).drop()
@@ -141,25 +164,34 @@ class Placement:
         self._begin_stream(plan)
 
     def _put_embeddings(self, plan: Plan) -> None:
-        """Give the vocabulary tables the resident head's rows, or let them gather their own."""
+        """Give each vocabulary table the resident tensor that it is tied to, or let it gather its rows."""
+        there: dict[int, nn.Parameter | None] = {}
+        if self.structure.head is not None and plan.head is HeadPlace.RESIDENT:
+            there[id(self._head_weight)] = self.structure.head[1]._parameters.get("weight")
         for name, module in self.structure.embeddings:
-            if self.structure.tied and plan.head is HeadPlace.RESIDENT:
-                assert self.structure.head is not None
-                module._parameters["weight"] = self.structure.head[1]._parameters["weight"]
-            elif not plan.embedding_resident:
-                module._parameters["weight"] = self._tables[name]
+            if name in self._residents:
+                there[id(self._tables[name])] = module._parameters["weight"]
+        for name, module in self.structure.embeddings:
+            held = there.get(id(self._tables[name]))
+            module._parameters["weight"] = self._tables[name] if held is None else held
+            if held is None:
                 self._rows.append(GatheredRows(module, self.sources[f"{name}.weight"]))
 
     def _begin_stream(self, plan: Plan) -> None:
         tiles = self._tile_head(plan)
         away = [index for index in range(len(self.blocks)) if index not in plan.resident]
         units = [self.blocks[index] for index in away] + tiles
+        if units:
+            self._open_stream(plan, units, away)
+        for gate in self._gates:
+            gate.unit = None
         for place, index in enumerate(away):
             self._gates[index].unit = place
         for place, gate in enumerate(self._tile_gates, start=len(away)):
             gate.unit = place
-        if not units:
-            return
+        self.is_away = False
+
+    def _open_stream(self, plan: Plan, units: list[Bound], away: list[int]) -> None:
         size = max(plan.slot_bytes, *(unit.nbytes for unit in units))
         self.stream = Stream(self.reader, self.stage, units, self._follows(away, len(units)), plan.slots, size)
         ring, count = self.stream.ring, len(units)
@@ -179,7 +211,8 @@ class Placement:
         name, head = self.structure.head
         tiled = TiledHead(head, max(plan.head_tile_rows, 1))
         tiled.register_forward_pre_hook(straighten)
-        self.structure.model.set_output_embeddings(tiled)
+        _swap(self.structure.model, head, tiled)
+        self._tiled = tiled
         self._tile_gates = [Gate(tile, self._enter, self._leave) for tile in tiled.tiles]
         bounds = []
         for start, tile in zip(tiled.starts, tiled.tiles, strict=True):
@@ -191,21 +224,30 @@ class Placement:
         return bounds
 
     def _end_stream(self) -> None:
-        for gate in [*self._gates, *self._tile_gates]:
-            gate.unit = None
+        self.is_away = True
+        for gate in self._gates:
+            gate.unit = AWAY
         for gate in self._tile_gates:
             gate.remove()
         self._tile_gates = []
         for rows in self._rows:
             rows.remove()
         self._rows = []
-        if self.structure.head is not None:
-            self.structure.model.set_output_embeddings(self.structure.head[1])
+        if self.structure.head is not None and self._tiled is not None:
+            _swap(self.structure.model, self._tiled, self.structure.head[1])
+            self._tiled = None
         if self.stream is not None:
             self.stream.close()
             self.stream = None
 
+    def check(self) -> None:
+        """Raise WeightsAway where the model cannot compute."""
+        if self.is_away:
+            name = type(self.structure.model).__name__
+            raise WeightsAway(f"the weights of {name} are not in memory: it was closed, is at rest, or a load failed")
+
     def _enter(self, unit: int) -> None:
+        self.check()
         assert self.stream is not None
         if not self.lockstep.stop_at(unit):
             self.stream.open(unit)
@@ -227,3 +269,19 @@ class Placement:
         for name, module in self.structure.embeddings:
             module._parameters["weight"] = self._tables[name]
         self.stage.trim()
+
+
+def _shared(blocks: list[nn.Module]) -> set[int]:
+    """Return the ids of the dictionaries of tensors whose module stands in several blocks (Zamba's attention)."""
+    homes = Counter(
+        id(tensors) for block in blocks for one in block.modules() for tensors in (one._parameters, one._buffers)
+    )
+    return {home for home, count in homes.items() if count > 1}
+
+
+def _swap(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in the place of another, wherever it hangs; `set_output_embeddings` of some models does more."""
+    for module in list(model.modules()):
+        for leaf, child in module._modules.items():
+            if child is old:
+                module._modules[leaf] = new

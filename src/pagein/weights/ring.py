@@ -95,7 +95,7 @@ class Ring:
         try:
             slot.reading.wait()
         except BaseException:
-            # Also after Ctrl-C, while the reads are under way: nothing else may be read into the buffer before they end.
+            # Also after Ctrl-C, with reads under way: nothing else may be read into the buffer before they end.
             self._reader.cancel(slot.reading)
             self.release(unit)
             raise

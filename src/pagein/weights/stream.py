@@ -18,7 +18,6 @@ from pagein.weights.reader import Reader
 from pagein.weights.ring import Ring
 from pagein.weights.stage import Stage
 
-
 AWAY = -1
 """Instead of a unit's place: its bytes are neither in memory nor in the stream."""
 

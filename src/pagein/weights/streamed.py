@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import psutil
 import torch
 
-from pagein.errors import ContextTooLong, DoesNotFit
+from pagein.errors import ContextTooLong, DoesNotFit, WeightsAway
 from pagein.units import format_bytes
 from pagein.weights.anatomy import dissect
 from pagein.weights.batch import Prompt, generate_batch
@@ -45,7 +47,10 @@ class Streamed:
     ) -> None:
         self.checkpoint = checkpoint
         self.speed = speed
+        self._turn = RLock()
+        """Held by the thread that computes, for the length of a pass, and by one that changes what is in memory."""
         self._depth = depth
+        self._is_closed = False
         self._reader = Reader(speed.mode, speed.threads, speed.chunk)
         # At exit too: threads that still read while the interpreter goes would bring it down.
         weakref.finalize(self, Reader.close, self._reader)
@@ -73,13 +78,33 @@ class Streamed:
 
     def load(self, progress: Progress | None = None) -> None:
         """Read what the plan keeps in memory, and begin to read ahead."""
-        self._placement.apply(self.plan, progress)
+        with self._changing():
+            self._placement.apply(self.plan, progress)
         self.lockstep.most_tokens = self.plan.needs.context * self.plan.needs.batch
         self.report.watch()
 
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Let one thread compute at a time. Raises WeightsAway where there is nothing to compute with."""
+        with self._turn:
+            self._placement.check()
+            yield
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Wait for the pass of another thread, and for those in step to come between two passes."""
+        with self._turn:
+            if self.lockstep.is_inside:
+                raise WeightsAway("the memory of a model cannot change while it computes: do that between two passes")
+            if self._is_closed:
+                raise WeightsAway(f"{self.checkpoint.folder.name} was closed: load it again")
+            self.lockstep.settle()
+            yield
+
     def generate_batch(self, prompts: Sequence[Prompt], **settings: Any) -> list[torch.Tensor]:
         """Generate for many prompts of any lengths at once (`batch.generate_batch`)."""
-        return generate_batch(self, self._placement.structure.model, prompts, **settings)
+        with self.computing():
+            return generate_batch(self, self._placement.structure.model, prompts, **settings)
 
     def generate(self, prompt: Prompt, max_new_tokens: int, speculate: Any = "auto", **settings: Any) -> torch.Tensor:
         """Return prompt and new tokens, [1, n + new], greedily unless ``do_sample``; guesses save passes, nothing else.
@@ -88,12 +113,14 @@ class Streamed:
         memory with the same tokenizer; load it first, so that the plan counts its bytes) guesses by itself, None is
         plain decoding. Guessing goes on while it measures faster (`report`). ``settings``: what ``generate`` takes.
         """
-        return self.speculator.generate(prompt, speculate, {"max_new_tokens": max_new_tokens, **settings})
+        with self.computing():
+            return self.speculator.generate(prompt, speculate, {"max_new_tokens": max_new_tokens, **settings})
 
     def set_memory(self, memory: int) -> Plan:
         """Change the budget; call it between two passes. Raises DoesNotFit and changes nothing."""
-        self.plan = self._make_plan(memory)
-        self._placement.apply(self.plan)
+        with self._changing():
+            self.plan = self._make_plan(memory)
+            self._placement.apply(self.plan)
         self.report.watch()
         self.speculator.forget()
         return self.plan
@@ -119,13 +146,17 @@ class Streamed:
             raise ContextTooLong(rows * (past + new), most)
 
     def rest(self) -> None:
-        """Give all memory back for a while; `load` reads it again. Nobody may be computing. Idempotent."""
-        self._placement.close()
+        """Give all memory back for a while; `load` reads it again. Waits for the pass of another thread. Idempotent."""
+        with self._changing():
+            self._placement.close()
 
     def close(self) -> None:
-        """Give all memory back; the model cannot compute any more. Idempotent."""
-        self._placement.close()
-        self._reader.close()
+        """Give all memory back; the model cannot compute any more. Waits for a pass of another thread. Idempotent."""
+        if not self._is_closed:
+            with self._changing():
+                self._is_closed = True
+                self._placement.close()
+                self._reader.close()
 
 
 def _first_tensor(inputs: tuple[Any, ...], named: dict[str, Any]) -> torch.Tensor | None:

@@ -1,0 +1,1 @@
+"""What `bench-gpu` checks on a CUDA device: that nothing of the result changes, and what a token costs."""
