@@ -12,7 +12,7 @@ from common.page_storms import details_of, scenario_table
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
-NAMES = ("gateway", "swap", "state", "weights", "compute-lock", "scenarios", "chaos", "kill", "endurance")
+NAMES = ("gateway", "swap", "state", "weights", "gpu", "compute-lock", "scenarios", "chaos", "kill", "endurance")
 
 INTRODUCTION = """# Benchmarks
 
@@ -34,6 +34,9 @@ ABOUT = {
     "weights": "A model that is larger than the memory it is given: seconds for each token after the first. A memory "
     "group of the kernel holds every arm to the same limit, page cache included, and no file is in the page cache when "
     "a run begins. The floor is what the plan leaves on the disk, at the speed of a raw read of the same files.",
+    "gpu": "A model that is larger than the bytes of a CUDA device that it is given. Small models of several kinds "
+    "must say, bit for bit, what a full load says there; of the large one a token costs what the longest of reading, "
+    "copying and computing takes: the others hide behind it. torch's allocator holds every arm to the same bytes.",
     "compute-lock": "Two heavy models and a light one asked at once, with and without `scheduler.compute_lock` (here "
     "*peer* is Pagein without it).",
     "scenarios": "Situations that break model managers, each stated once and run against every manager that an adapter "
@@ -74,6 +77,8 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     )
     if told := [f"{what} {setup[key]}" for what, key in versions if setup.get(key)]:
         yield f"- {'; '.join(told)}"
+    if "device" in setup:
+        yield f"- on {setup['device']}; host memory: {setup['host_memory']}"
     if "weights" in setup:
         yield f"- weights: {setup['weights']}"
     yield from _details(setup)

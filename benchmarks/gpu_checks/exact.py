@@ -92,14 +92,12 @@ def compare_all(folder: Path, device: str) -> list[Compared]:
         path = make(folder, kind, dtype)
         full = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="auto").to(device).eval()
         _one_by_one(full)
-        for share in SHARES:
-            found.append(_compare(f"{kind}, {dtype}", full, _streamed(path, device, share)))
+        found += [_compare(f"{kind}, {dtype}", full, _streamed(path, device, share)) for share in SHARES]
     for kind, dtype in PACKED:
         path, shards = make(folder, kind, dtype), folder / f"{kind}-4bit"
         settings = {"compression": "4bit", "shards_path": shards}
         full = _streamed(path, device, 1.0, **settings)
-        for share in SHARES[1:]:
-            found.append(_compare(f"{kind}, 4bit", full, _streamed(path, device, share, **settings)))
+        found += [_compare(f"{kind}, 4bit", full, _streamed(path, device, share, **settings)) for share in SHARES[1:]]
         full.pagein.close()
     return found
 

@@ -52,10 +52,10 @@ def is_installed(arm: str) -> bool:
     return arm not in _MODULES or importlib.util.find_spec(_MODULES[arm]) is not None
 
 
-def prepare(arm: str, job: Job, folder: Path) -> str | None:
+def prepare(arm: str, job: Job, folder: Path, *, within: float = LONGEST) -> str | None:
     """Let an arm convert what it wants, without a limit; returns why it could not."""
     with Program(f"prepare-{arm}", _command("prepare", arm, job), folder, environment(arm)) as program:
-        ended = _wait(program)
+        ended = _wait(program, within)
         return None if ended == 0 else _last_words(program, ended)
 
 

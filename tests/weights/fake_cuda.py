@@ -46,7 +46,7 @@ class Cuda:
     def Stream(self, device: Any) -> Stream:
         return Stream(self.log, "copies")
 
-    def Event(self) -> Event:
+    def Event(self, blocking: bool = False) -> Event:
         self._events += 1
         return Event(self.log, f"event{self._events}")
 
@@ -69,6 +69,10 @@ class Cuda:
         return self.reserved
 
     @contextmanager
+    def device(self, device: Any) -> Any:
+        yield
+
+    @contextmanager
     def stream(self, stream: Stream) -> Any:
         yield
 
@@ -88,6 +92,10 @@ class Cuda:
                 return 0
 
         return Runtime
+
+
+class NoNvml:
+    """A driver that answers nothing."""
 
 
 def device() -> torch.device:

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from pagein.weights.device_memory import DeviceMemory
 
-from .fake_cuda import MIB, Cuda, device
+from .fake_cuda import MIB, Cuda, NoNvml, device
 
 pytestmark = pytest.mark.torch
 
@@ -74,6 +74,14 @@ def test_where_nothing_is_known_all_that_is_taken_counts(initialized: bool) -> N
     """Never too little: without a reading from before the first use, everybody's bytes are ours."""
     cuda = Cuda(total=TOTAL, taken=900 * MIB)
     cuda.initialized = initialized
-    nvml = Nvml() if initialized else SimpleNamespace()
+    nvml = Nvml() if initialized else NoNvml()
     assert DeviceMemory(device(), cuda, nvml).mine() == 900 * MIB
     assert DeviceMemory(device(), cuda, nvml).free() == TOTAL - 900 * MIB
+
+
+def test_a_second_model_still_knows_what_others_had_before() -> None:
+    """The reading from before the process's first use holds for every later one."""
+    cuda, nvml = Cuda(total=TOTAL, taken=USED + 500 * MIB), Nvml()
+    DeviceMemory(device(), cuda, nvml)
+    cuda.initialized, cuda.taken = True, USED + 900 * MIB
+    assert DeviceMemory(device(), cuda, nvml).mine() == 900 * MIB

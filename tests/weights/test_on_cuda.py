@@ -15,11 +15,12 @@ from pagein.errors import DoesNotFit
 from pagein.weights import auto
 from pagein.weights.binding import Bound
 from pagein.weights.buffers import Buffer
+from pagein.weights.device_memory import DeviceMemory
 from pagein.weights.layout import Move
-from pagein.weights.on_cuda import OnCuda
+from pagein.weights.on_cuda import SCRATCH, OnCuda
 from pagein.weights.ring import Slot
 
-from .fake_cuda import Cuda, device
+from .fake_cuda import Cuda, NoNvml, device
 from .test_exact import compare
 
 pytestmark = pytest.mark.torch
@@ -36,9 +37,14 @@ def slot() -> Slot:
     return made
 
 
+def on(cuda: Cuda) -> OnCuda:
+    """Return a stage on the stand-in."""
+    return OnCuda(device(), cuda, DeviceMemory(device(), cuda, NoNvml()))
+
+
 def staged(cuda: Cuda, slot: Slot) -> OnCuda:
     """Return a stage with a slot; the log begins after it."""
-    stage = OnCuda(device(), cuda)
+    stage = on(cuda)
     stage.open([slot])
     return stage
 
@@ -94,7 +100,7 @@ def test_a_resident_part_gives_its_host_memory_back() -> None:
     """On a device what stays is a copy, each tensor where the device wants it."""
     buffer = Buffer(4096)
     buffer.view[8:11] = b"abc"
-    kept, gone = OnCuda(device(), Cuda()).keep(buffer, UNIT)
+    kept, gone = on(Cuda()).keep(buffer, UNIT)
     assert gone is None
     assert bytes(kept[:3].tolist()) == b"abc"
 
@@ -102,7 +108,7 @@ def test_a_resident_part_gives_its_host_memory_back() -> None:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     made = Cuda()
-    monkeypatch.setattr(auto, "stage_for", lambda name: OnCuda(device(), made))
+    monkeypatch.setattr(auto, "stage_for", lambda name: on(made))
     return made
 
 
@@ -128,8 +134,8 @@ def test_every_tensor_begins_as_aligned_as_torchs_own(make_model: Any, load: Any
     seen: set[int] = set()
 
     def note(module: Any, inputs: Any) -> None:
-        flats = {one.untyped_storage().data_ptr(): one for one in module.parameters() if not one.is_meta}
-        seen.update((one.data_ptr() - base) % OnCuda.alignment for base, one in flats.items())
+        there = [one for one in module.parameters() if not one.is_meta]
+        seen.update((one.data_ptr() - one.untyped_storage().data_ptr()) % OnCuda.alignment for one in there)
 
     for layer in model.model.layers:
         for linear in layer.modules():
@@ -143,17 +149,11 @@ def test_the_budget_is_the_devices_and_the_host_is_said_beside(make_model: Any, 
     """The plan counts what the process has on the device; buffers of the host stand in a line of their own."""
     model = load(make_model("qwen3-moe"), 0.5)
     plan = model.pagein.plan
-    assert plan.runtime == cuda.taken + auto_scratch()
+    assert plan.runtime == cuda.taken + SCRATCH
     assert all(unit.slot_bytes % OnCuda.grain == 0 for unit in plan.needs.units)
     (line,) = [note for note in model.pagein.notes if "of the host" in note]
     assert f"{plan.slots} page-locked buffers" in line
     assert "experts on their way" in line
-
-
-def auto_scratch() -> int:
-    from pagein.weights.on_cuda import SCRATCH
-
-    return SCRATCH
 
 
 def test_a_host_without_room_for_the_buffers_is_refused(
@@ -183,3 +183,10 @@ def test_a_file_whose_data_begin_at_an_odd_place_is_copied_in_one_go(make_model:
     blocks = model.pagein._placement.blocks
     assert all(len(block.moves) < len(block.bindings) for block in blocks)
     assert all(move.into % OnCuda.alignment == 0 for block in blocks for move in block.moves)
+
+
+def test_no_plan_takes_more_than_the_device_has_free(make_model: Any, load: Any, cuda: Cuda) -> None:
+    """A device cannot swap: what others have of it is no part of the budget, whatever was asked for."""
+    streamed = load(make_model("llama"), 1.0).pagein
+    cuda.total = streamed.plan.needs.fixed + streamed.plan.needs.whole // 2
+    assert streamed.set_memory(1 << 40).memory == cuda.total

@@ -59,7 +59,7 @@ class AutoModel:
 
         ``memory`` (bytes, or text like "4GiB"; default: what the machine has free) is for the whole process: libraries,
         weights, buffers, KV cache of ``context`` tokens × ``batch`` sequences, activations of ``chunk`` tokens. On a
-        CUDA device it is memory of the device; what the host takes in front of it is said beside. The plan is in
+        CUDA device it is memory of the device, at most what is free; what the host takes beside is said. The plan is in
         ``model.pagein.plan`` and, if ``verbose``, on standard error before anything is loaded. Raises DoesNotFit with
         the least that would do, BadModelFile, ModelUnsuited.
         """

@@ -60,7 +60,8 @@ class Bound:
                 one.composed_at = -(-end // step) * step
                 end = one.composed_at + one.nbytes
         self.layout.nbytes = -(-max(end, self.layout.nbytes) // PAGE) * PAGE
-        self._views: dict[int, list[torch.Tensor]] = {}
+        self._views: dict[int, list[tuple[torch.Tensor, int]]] = {}
+        """For each buffer what looks into it, and the addresses it looks at."""
 
     @property
     def nbytes(self) -> int:
@@ -84,9 +85,11 @@ class Bound:
     def attach(self, flat: torch.Tensor, key: int) -> None:
         """Hang views of ``flat`` (uint8, the whole buffer) into the modules; ``key`` tells buffers apart."""
         views = self._views.get(key)
-        if views is None:
-            views = self._views[key] = [self._view(one, flat) for one in self.bindings]
-        for one, view in zip(self.bindings, views, strict=True):
+        # Some models (NLLB's router) put other data under a parameter while they compute.
+        if views is None or any(view.data_ptr() != address for view, address in views):
+            made = [self._view(one, flat) for one in self.bindings]
+            views = self._views[key] = [(view, view.data_ptr()) for view in made]
+        for one, (view, _) in zip(self.bindings, views, strict=True):
             if one.composed_at is not None:
                 self._compose(one, flat, view)
             one.tensors[one.leaf] = view
@@ -102,8 +105,10 @@ class Bound:
 
     def _view(self, one: Binding, flat: torch.Tensor) -> torch.Tensor:
         begin = self._at(one.source, 0) if one.composed_at is None else one.composed_at
-        view = flat[begin : begin + one.nbytes].view(one.placeholder.dtype).view(one.placeholder.shape)
-        return nn.Parameter(view, requires_grad=False) if isinstance(one.placeholder, nn.Parameter) else view
+        # It outlives this pass: made in inference mode it could not be composed into outside of it.
+        with torch.inference_mode(False):
+            view = flat[begin : begin + one.nbytes].view(one.placeholder.dtype).view(one.placeholder.shape)
+            return nn.Parameter(view, requires_grad=False) if isinstance(one.placeholder, nn.Parameter) else view
 
     def _compose(self, one: Binding, flat: torch.Tensor, view: torch.Tensor) -> None:
         size = one.source.dtype.itemsize
@@ -124,6 +129,6 @@ def bindings_of(prefix: str, module: nn.Module, sources: Mapping[str, Source]) -
         for tensors in (child._parameters, child._buffers):
             for leaf, tensor in tensors.items():
                 source = sources.get(f"{path}.{leaf}" if path else leaf)
-                if tensor is not None and source is not None and tensor.device.type == "meta":
+                if tensor is not None and source is not None and tensor.is_meta:
                     found.append(Binding(tensors, leaf, tensor, source))
     return found

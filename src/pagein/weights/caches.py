@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
 
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
@@ -35,16 +36,29 @@ def length_of(cache: Any) -> int:
 def goes_in_chunks(model: Any) -> bool:
     """Tell whether a prompt can go through a model in pieces: its cache has to say how many tokens it holds.
 
-    An encoder sees its whole input at once; purely recurrent models (Mamba) and those with a cache of their own (RWKV)
-    are refused by transformers itself.
+    An encoder sees its whole input at once (BERT-like classes with ``is_decoder`` off are encoders too); purely
+    recurrent models (Mamba) and those with a cache of their own (RWKV) or none are refused by transformers itself.
     """
     if model.config.is_encoder_decoder or not getattr(model, "_supports_default_dynamic_cache", lambda: True)():
         return False
+    config = model.config.get_text_config(decoder=True)
+    if getattr(config, "is_decoder", True) is False or not (cache_name(model) and _returns_cache(model)):
+        return False
     try:
-        DynamicCache(config=model.config.get_text_config(decoder=True)).get_seq_length()
+        DynamicCache(config=config).get_seq_length()
     except ValueError:
         return False
     return True
+
+
+def _returns_cache(model: Any) -> bool:
+    """Tell whether what a model returns has a field for its cache, by its annotation; some keep it to themselves."""
+    try:
+        returned = get_type_hints(type(model).forward).get("return")
+    except NameError:
+        return True
+    kinds = [kind for kind in (get_args(returned) or (returned,)) if is_dataclass(kind)]
+    return not kinds or any(field.name in _NAMES for kind in kinds for field in fields(kind))
 
 
 def why_uncut(model: Any) -> str | None:

@@ -6,6 +6,7 @@ are seen by the driver alone.
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -15,13 +16,12 @@ from pagein.memory.probes.nvidia import GpuDevice, open_nvml, process_bytes, rea
 
 
 class DeviceMemory:
-    """Reads one device's memory; made before the process's first use of it, it also knows what others have."""
+    """Reads one device's memory; if made before the process's first use of CUDA, it also knows what others have."""
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda, nvml: Any = None) -> None:
         self._device, self._cuda = device, cuda
         self._nvml = nvml if nvml is not None else open_nvml()
-        self._others = None if cuda.is_initialized() else self._taken()
-        """Bytes of other processes when this one had none."""
+        self._others = _before_first_use(device, cuda, self._nvml)
         _warm_up(device)
         cuda.synchronize(device)
 
@@ -43,22 +43,26 @@ class DeviceMemory:
         return taken if self._others is None else max(taken - self._others, reserved)
 
     def _told(self) -> int | None:
-        card = self._card()
+        card = _card(self._nvml, self._device)
         if card is None:
             return None
         return process_bytes(self._nvml, [card]).get(card.pool, {}).get(os.getpid())
 
-    def _taken(self) -> int | None:
-        card = self._card()
-        if card is None or card.total is None or card.free is None:
-            return None
-        return card.total - card.free
 
-    def _card(self) -> GpuDevice | None:
-        """The device as NVML describes it; None where its number there may be another's (`nvidia`)."""
-        cards = read_devices(self._nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        alike = len({card.name for card in cards}) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-        return next((card for card in cards if alike and card.index == (self._device.index or 0)), None)
+@functools.cache
+def _before_first_use(device: torch.device, cuda: Any, nvml: Any) -> int | None:
+    """Bytes that other processes had when this one had none: read once; None where it was not read in time."""
+    card = None if cuda.is_initialized() else _card(nvml, device)
+    if card is None or card.total is None or card.free is None:
+        return None
+    return card.total - card.free
+
+
+def _card(nvml: Any, device: torch.device) -> GpuDevice | None:
+    """The device as NVML describes it; None where its number there may be another's (`nvidia`)."""
+    cards = read_devices(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    alike = len({card.name for card in cards}) == 1 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    return next((card for card in cards if alike and card.index == (device.index or 0)), None)
 
 
 def _warm_up(device: torch.device) -> None:

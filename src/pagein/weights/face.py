@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
 
 from pagein.errors import ModelUnsuited
+
+_BY_TOKEN = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "cache_position")
+"""Inputs that transformers cuts into the pieces of a prompt; with others (embeddings, pictures) it goes in whole."""
 
 
 def give_face(model: Any, device: torch.device) -> None:
@@ -17,6 +20,7 @@ def give_face(model: Any, device: torch.device) -> None:
     name hold.
     """
     ordinary = type(model)
+    own = {"generate": _generate(ordinary)} if hasattr(ordinary, "generate") else {}
     model.__class__ = type(
         ordinary.__name__,
         (ordinary,),
@@ -29,6 +33,7 @@ def give_face(model: Any, device: torch.device) -> None:
             "_apply": _refused("changing the tensors of all its modules (half, cuda, …)"),
             "save_pretrained": _refused("save_pretrained"),
             "train": _train,
+            **own,
         },
     )
 
@@ -41,6 +46,18 @@ def _call(ordinary: type) -> Any:
             return compute(*args, **named) if text is None else text.step(named, compute)
 
     return call
+
+
+def _generate(ordinary: type) -> Any:
+    def generate(self: Any, inputs: Any = None, generation_config: Any = None, *args: Any, **named: Any) -> Any:
+        settings = generation_config or self.generation_config
+        cached = named.get("use_cache", settings.use_cache) is not False
+        others = [name for name, one in named.items() if isinstance(one, torch.Tensor) and name not in _BY_TOKEN]
+        if not cached or others:
+            named.setdefault("prefill_chunk_size", None)
+        return ordinary.generate(self, inputs, generation_config, *args, **named)  # type: ignore[attr-defined]
+
+    return wraps(ordinary.generate)(generate)  # type: ignore[attr-defined]
 
 
 def _to(self: Any, *args: Any, **settings: Any) -> Any:

@@ -37,6 +37,9 @@ def lay_out(tensors: Iterable[StoredTensor], gap: int = GAP) -> Layout:
     extents: list[Extent] = []
     by_file: dict[Path, dict[str, StoredTensor]] = {}
     for tensor in tensors:
+        if not tensor.nbytes:
+            layout.places[tensor.name] = 0
+            continue
         by_file.setdefault(tensor.file, {})[tensor.name] = tensor
     for file, members in by_file.items():
         for run in _runs(sorted(members.values(), key=lambda tensor: tensor.offset), gap):

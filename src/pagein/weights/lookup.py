@@ -12,6 +12,24 @@ from pagein.errors import WeightsUnreadable
 from pagein.weights.sources import Source
 
 
+class _Elsewhere(nn.Parameter):
+    """A parameter on ``meta`` that names the device of its rows: some models (Llama 4) bring their ids there."""
+
+    _where: torch.device
+
+    @classmethod
+    def of(cls, placeholder: torch.Tensor, device: torch.device) -> _Elsewhere:
+        """Return one of the shape and dtype of a placeholder."""
+        made: _Elsewhere = torch.Tensor._make_subclass(cls, placeholder.detach())
+        made._where = device
+        return made
+
+    @property
+    def device(self) -> torch.device:
+        """Where its rows are computed with."""
+        return self._where
+
+
 class GatheredRows:
     """Gives an embedding the rows that it is about to look up, and numbers its tokens by them.
 
@@ -19,13 +37,13 @@ class GatheredRows:
     [rows, width] of the distinct tokens, which is all that the module sees of its weight.
     """
 
-    def __init__(self, module: nn.Embedding, source: Source) -> None:
+    def __init__(self, module: nn.Embedding, source: Source, device: torch.device | None = None) -> None:
         tensor = source.whole
         assert tensor is not None
         self._tensor, self._stored = tensor, source.dtype
         self._row = tensor.nbytes // tensor.shape[0]
         self._fd = os.open(os.path.realpath(tensor.file), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        self._placeholder = module.weight
+        self._placeholder = module._parameters["weight"] = _Elsewhere.of(module.weight, device or torch.device("cpu"))
         self.nbytes = 0
         """Bytes read so far."""
         module.padding_idx = None  # only training asks for it, and it need not be a row of the small table

@@ -101,12 +101,13 @@ class _OnDevice:
         self.host = flat_view(buffer)
         self.flat = _room(buffer.nbytes, device)
         self._runtime = cuda.cudart()
-        code = self._runtime.cudaHostRegister(self.host.data_ptr(), buffer.nbytes, _PORTABLE)
+        with cuda.device(device):
+            code = self._runtime.cudaHostRegister(self.host.data_ptr(), buffer.nbytes, _PORTABLE)
         self._registered = int(code) == 0  # refused where memory may not be locked: copies are then only slower
         if not self._registered:
             with suppress(RuntimeError):  # the refusal stays CUDA's last error, which the next kernel would raise
                 self.flat[:1].zero_()
-        self.copied = cuda.Event()
+        self.copied = cuda.Event(blocking=True)  # the host sleeps until then: reads need the processor
         self.computed = cuda.Event()
         # The memory may be that of a tensor that just went, and kernels that use it still be queued.
         self.computed.record(cuda.current_stream(device))

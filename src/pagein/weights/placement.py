@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from pagein.errors import WeightsAway
-from pagein.weights.binding import Bound, bindings_of
+from pagein.weights.binding import Binding, Bound, bindings_of
 from pagein.weights.buffers import Buffer
 from pagein.weights.demand import Unit
 from pagein.weights.experts import RoutedExperts
@@ -93,6 +93,11 @@ class Placement:
         bindings = [one for one in every if one.source.name not in self._apart and id(one.tensors) not in self._shared]
         return Bound(name, bindings, self.stage.alignment)
 
+    def _table(self, name: str) -> Bound:
+        """A vocabulary table alone; what else its module holds (a norm, say) is among the rest."""
+        tensors, source = dict(self.structure.embeddings)[name]._parameters, self.sources[f"{name}.weight"]
+        return Bound(name, [Binding(tensors, "weight", self._tables[name], source)], self.stage.alignment)
+
     def _rest(self) -> Bound:
         """All that is in no block, no vocabulary table and not the head."""
         parts = [self.structure.head[1]] if self.structure.head else []
@@ -130,7 +135,7 @@ class Placement:
         largest = max(bound.nbytes for bound in (*self.blocks, self.small, *([self.head] if self.head else [])))
         parts = {
             f"{plan.slots} page-locked buffers": plan.slots * plan.slot_bytes,
-            "a part that is being loaded": largest,
+            "a part that is being loaded": max(largest, plan.needs.embedding if plan.embedding_resident else 0),
             "experts on their way": self.experts.host_bytes,
         }
         return {name: size for name, size in parts.items() if size}
@@ -144,8 +149,7 @@ class Placement:
         if plan.head is HeadPlace.RESIDENT and self.head is not None:
             wanted["head"] = self.head
         if plan.embedding_resident and not self.structure.tied:
-            modules = dict(self.structure.embeddings)
-            wanted.update({name: self._bound(name, modules[name]) for name in self.tables})
+            wanted.update({name: self._table(name) for name in self.tables})
         self._end_stream()
         for name in [name for name in self._residents if name not in wanted]:
             self._residents.pop(name).drop()
@@ -175,7 +179,7 @@ class Placement:
             held = there.get(id(self._tables[name]))
             module._parameters["weight"] = self._tables[name] if held is None else held
             if held is None:
-                self._rows.append(GatheredRows(module, self.sources[f"{name}.weight"]))
+                self._rows.append(GatheredRows(module, self.sources[f"{name}.weight"], self.stage.device))
 
     def _begin_stream(self, plan: Plan) -> None:
         tiles = self._tile_head(plan)

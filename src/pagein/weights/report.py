@@ -79,7 +79,8 @@ class Report:
         return _Counts(nbytes + routed.nbytes, waited + routed.waited, routed.nbytes, routed.uses, routed.hits)
 
     def _begin(self, model: Any, inputs: Any) -> None:
-        self._inside = [one for one in self._inside if not one.dead]  # who was cancelled never comes to an end
+        # Who was cancelled never comes to an end; nor does a pass that Ctrl-C broke off, if its maker begins another.
+        self._inside = [one for one in self._inside if not one.dead and one is not getcurrent()]
         if not self._inside:
             self._began, self._before, self._tokens = perf_counter(), self._counts(), 0
         self._inside.append(getcurrent())

@@ -9,6 +9,7 @@ import psutil
 import torch
 
 from pagein.errors import ModelUnsuited
+from pagein.memory.probes.host import read_machine
 from pagein.weights.binding import Bound
 from pagein.weights.buffers import Buffer
 from pagein.weights.ring import Slot
@@ -94,8 +95,9 @@ class OnCpu:
         return resident_now() + SCRATCH
 
     def free(self) -> int:
-        """Return what the machine has available, and what the process has already."""
-        return int(psutil.virtual_memory().available) + resident_now()
+        """Return what the machine and every cgroup around the process have available, and what it has already."""
+        available = read_machine().pools["ram"].available
+        return (int(psutil.virtual_memory().available) if available is None else available) + resident_now()
 
     def keep(self, buffer: Buffer, bound: Bound) -> tuple[torch.Tensor, Buffer | None]:
         """Return a view of the buffer."""

@@ -86,6 +86,7 @@ class Streamed:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Let one thread compute at a time. Raises WeightsAway where there is nothing to compute with."""
+        self._reader.check_process()
         with self._turn:
             self._placement.check()
             yield
@@ -126,6 +127,9 @@ class Streamed:
         return self.plan
 
     def _make_plan(self, memory: int) -> Plan:
+        stage = self._placement.stage
+        if stage.alignment is not None:
+            memory = min(memory, stage.free())  # a device has nothing to swap to
         plan = make_plan(self._needs, memory, depth=self._depth, bytes_per_second=self.speed.bytes_per_second)
         staging = self._placement.staging(plan)
         need, there = sum(staging.values()), int(psutil.virtual_memory().available)
