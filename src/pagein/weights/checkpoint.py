@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagein.catalog.bounded import bad, read_json
 from pagein.catalog.folder import files_in, inside
 from pagein.catalog.hf_config import CONFIG_LIMIT
 from pagein.catalog.safetensors import INDEX_NAME, StoredTensor, read_sharded
+from pagein.weights.files import Stamp, stamp_of
 
 __all__ = ["Checkpoint", "StoredTensor", "open_checkpoint"]
 
@@ -22,6 +23,8 @@ class Checkpoint:
     folder: Path
     config: dict[str, object]
     tensors: dict[str, StoredTensor]
+    stamps: dict[Path, Stamp] = field(default_factory=dict)
+    """Of the files as their headers were read; later ones are refused."""
 
     @property
     def nbytes(self) -> int:
@@ -53,7 +56,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     tensors = {tensor.name: tensor for table in tables for tensor in table.tensors or ()}
     if not tensors:
         raise bad(folder, f"its {len(tables)} safetensors files hold no tensor")
-    return Checkpoint(folder, config, tensors)
+    return Checkpoint(
+        folder, config, tensors, {file: stamp_of(file) for file in {one.file for one in tensors.values()}}
+    )
 
 
 def _one_of_several(folder: Path, shards: list[Path]) -> list[Path]:

@@ -19,6 +19,16 @@ _READ_AHEAD = 32 * 1024 * 1024
 """Bytes that the kernel may have read past what was asked for: twice the largest usual setting, as advised."""
 
 
+Stamp = tuple[int, int, int]
+"""What tells a file's contents from others: its size, the time of its last write, its inode."""
+
+
+def stamp_of(file: Path | int) -> Stamp:
+    """Return the stamp of a path or of an open file."""
+    status = os.stat(file)
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
 class ReadMode(StrEnum):
     """How bytes come from a disk into a buffer."""
 
@@ -31,7 +41,8 @@ class ReadMode(StrEnum):
 class WeightFile:
     """One open file, read by one thread, or by several within ``spread`` bytes of each other."""
 
-    def __init__(self, path: Path, mode: ReadMode, spread: int = 0) -> None:
+    def __init__(self, path: Path, mode: ReadMode, spread: int = 0, stamp: Stamp | None = None) -> None:
+        """``stamp`` is that of the file whose header was read: raises WeightsUnreadable where this is another."""
         self.path = path
         # The path may be a link of the hub's cache, which whoever read the header has checked; no other is followed.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -40,8 +51,11 @@ class WeightFile:
         except OSError as error:
             raise WeightsUnreadable(path, f"cannot be opened: {error.strerror}") from error
         self._open = Lock()  # held where the file might be closed meanwhile
-        self._stamp = self._stat()
+        self._stamp = stamp_of(self._fd)
         self.size = self._stamp[0]
+        if stamp is not None and stamp != self._stamp:
+            os.close(self._fd)
+            raise WeightsUnreadable(path, f"was replaced since its header was read: {stamp[0]} bytes, now {self.size}")
         self.direct = mode is ReadMode.DIRECT and self._set_direct()
         """Whether reads go past the page cache: False also where the file system refused."""
         self._spread, self._end = spread, 0
@@ -76,7 +90,7 @@ class WeightFile:
         with self._open:
             if self._fd < 0:
                 return
-            stamp = self._stat()
+            stamp = stamp_of(self._fd)
         if stamp != self._stamp:
             why = f"the file changed while it was in use: {self.size} bytes at first, {stamp[0]} now"
             raise WeightsUnreadable(self.path, why)
@@ -126,10 +140,6 @@ class WeightFile:
             if not self.direct or not self._set_buffered():
                 raise
         return os.preadv(self._fd, [into], offset)
-
-    def _stat(self) -> tuple[int, int]:
-        status = os.fstat(self._fd)
-        return status.st_size, status.st_mtime_ns
 
     def _set_direct(self) -> bool:
         # Set afterwards, not at opening, so that falling back keeps this very file, whatever its name means by then.

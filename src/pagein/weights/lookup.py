@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from pagein.errors import WeightsUnreadable
+from pagein.weights.files import Stamp, stamp_of
 from pagein.weights.sources import Source
 
 
@@ -37,12 +41,22 @@ class GatheredRows:
     [rows, width] of the distinct tokens, which is all that the module sees of its weight.
     """
 
-    def __init__(self, module: nn.Embedding, source: Source, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Embedding,
+        source: Source,
+        device: torch.device | None = None,
+        stamps: Mapping[Path, Stamp] | None = None,
+    ) -> None:
+        """``stamps``: of the files whose headers were read. Raises WeightsUnreadable where it is another file now."""
         tensor = source.whole
         assert tensor is not None
         self._tensor, self._stored = tensor, source.dtype
         self._row = tensor.nbytes // tensor.shape[0]
         self._fd = os.open(os.path.realpath(tensor.file), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._close = weakref.finalize(self, os.close, self._fd)
+        self._stamp = (stamps or {}).get(tensor.file) or stamp_of(self._fd)
+        self._check()
         self._placeholder = module._parameters["weight"] = _Elsewhere.of(module.weight, device or torch.device("cpu"))
         self.nbytes = 0
         """Bytes read so far."""
@@ -61,6 +75,7 @@ class GatheredRows:
         module._parameters["weight"] = self._placeholder
 
     def _read(self, tokens: list[int]) -> torch.Tensor:
+        self._check()
         rows = self._tensor.shape[0]
         data = bytearray(len(tokens) * self._row)
         view = memoryview(data)
@@ -75,10 +90,14 @@ class GatheredRows:
         self.nbytes += len(data)
         return torch.frombuffer(data, dtype=self._stored).view(len(tokens), *self._tensor.shape[1:])
 
+    def _check(self) -> None:
+        now = stamp_of(self._fd)
+        if now != self._stamp:
+            why = f"the file changed while it was in use: {self._stamp[0]} bytes at first, {now[0]} now"
+            raise WeightsUnreadable(self._tensor.file, why)
+
     def remove(self) -> None:
         """Take the hooks away and close the file. Idempotent."""
-        if self._fd >= 0:
-            for hook in self._hooks:
-                hook.remove()
-            os.close(self._fd)
-            self._fd = -1
+        for hook in self._hooks:
+            hook.remove()
+        self._close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -76,7 +75,6 @@ class Placement:
         self.experts = experts
         self._apart = experts.names
         """Tensors that are no unit's: routed experts, which are read one by one."""
-        self._shared = _shared([block.module for block in structure.blocks])
         self.blocks = [self._bound(block.name, block.module) for block in structure.blocks]
         self._gates = [Gate(block.module, self._enter, self._leave) for block in structure.blocks]
         self.head = None if structure.head is None else self._bound(*structure.head)
@@ -90,7 +88,7 @@ class Placement:
 
     def _bound(self, name: str, module: nn.Module) -> Bound:
         every = bindings_of(name, module, self.sources)
-        bindings = [one for one in every if one.source.name not in self._apart and id(one.tensors) not in self._shared]
+        bindings = [one for one in every if one.source.name not in self._apart]
         return Bound(name, bindings, self.stage.alignment)
 
     def _table(self, name: str) -> Bound:
@@ -107,7 +105,7 @@ class Placement:
         bindings = [
             one
             for one in bindings_of("", self.structure.model, self.sources)
-            if id(one.tensors) not in taken - self._shared and not (id(one.tensors) in tables and one.leaf == "weight")
+            if id(one.tensors) not in taken and not (id(one.tensors) in tables and one.leaf == "weight")
         ]
         return Bound("rest", bindings, self.stage.alignment)
 
@@ -179,7 +177,8 @@ class Placement:
             held = there.get(id(self._tables[name]))
             module._parameters["weight"] = self._tables[name] if held is None else held
             if held is None:
-                self._rows.append(GatheredRows(module, self.sources[f"{name}.weight"], self.stage.device))
+                source = self.sources[f"{name}.weight"]
+                self._rows.append(GatheredRows(module, source, self.stage.device, self.reader.stamps))
 
     def _begin_stream(self, plan: Plan) -> None:
         tiles = self._tile_head(plan)
@@ -273,14 +272,6 @@ class Placement:
         for name, module in self.structure.embeddings:
             module._parameters["weight"] = self._tables[name]
         self.stage.trim()
-
-
-def _shared(blocks: list[nn.Module]) -> set[int]:
-    """Return the ids of the dictionaries of tensors whose module stands in several blocks (Zamba's attention)."""
-    homes = Counter(
-        id(tensors) for block in blocks for one in block.modules() for tensors in (one._parameters, one._buffers)
-    )
-    return {home for home, count in homes.items() if count > 1}
 
 
 def _swap(model: nn.Module, old: nn.Module, new: nn.Module) -> None:

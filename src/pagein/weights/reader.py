@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition, Lock, Thread
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pagein.errors import ReadingStopped, WeightsAway
 from pagein.weights.buffers import Buffer
-from pagein.weights.files import PAGE, ReadMode, WeightFile
+from pagein.weights.files import PAGE, ReadMode, Stamp, WeightFile
 
 CHUNK = 16 * 1024 * 1024
 """Bytes of one read. On an idle machine 4 MiB give the same speed. Beside a model that computes on every core a thread
@@ -128,6 +128,7 @@ class _Queue:
         self.closing = False
         self.files: dict[Path, WeightFile] = {}
         self.opening = Lock()
+        self.stamps: Mapping[Path, Stamp] = {}
         self.bytes = self.reads = self.under_way = 0
         self.seconds = self.since = 0.0
 
@@ -178,7 +179,7 @@ class _Queue:
         with self.opening:
             file = self.files.get(path)
             if file is None:
-                file = self.files[path] = WeightFile(path, self.mode, self.spread)
+                file = self.files[path] = WeightFile(path, self.mode, self.spread, self.stamps.get(path))
             return file
 
     def stop(self) -> None:
@@ -195,13 +196,21 @@ class _Queue:
 class Reader:
     """Threads that read extents into buffers, in the order in which they were asked for."""
 
-    def __init__(self, mode: ReadMode, threads: int | None = None, chunk: int = CHUNK) -> None:
+    def __init__(
+        self,
+        mode: ReadMode,
+        threads: int | None = None,
+        chunk: int = CHUNK,
+        stamps: Mapping[Path, Stamp] | None = None,
+    ) -> None:
+        """``stamps``: of the files whose headers were read; another file at such a path is refused."""
         threads = THREADS[mode] if threads is None else threads
         assert threads > 0, threads
         assert chunk > 0, chunk
         assert chunk % PAGE == 0, chunk
         self.mode, self.threads, self.chunk = mode, threads, chunk
         self._queue = _Queue(mode, threads * chunk if threads > 1 else 0)
+        self._queue.stamps = stamps or {}
         self._pid = os.getpid()
         self._closed = False
         # Daemons: a read that hangs in a dead disk must not keep the process from ending.
@@ -243,6 +252,11 @@ class Reader:
             reading._settle(perf_counter())
             while not reading.done:
                 reading._landed.wait()
+
+    @property
+    def stamps(self) -> Mapping[Path, Stamp]:
+        """The stamps that files have to have."""
+        return self._queue.stamps
 
     @property
     def stats(self) -> ReadStats:

@@ -51,7 +51,7 @@ class Streamed:
         """Held by the thread that computes, for the length of a pass, and by one that changes what is in memory."""
         self._depth = depth
         self._is_closed = False
-        self._reader = Reader(speed.mode, speed.threads, speed.chunk)
+        self._reader = Reader(speed.mode, speed.threads, speed.chunk, checkpoint.stamps)
         # At exit too: threads that still read while the interpreter goes would bring it down.
         weakref.finalize(self, Reader.close, self._reader)
         experts = RoutedExperts(structure, sources, dissect(checkpoint).active_experts or None, stage)
