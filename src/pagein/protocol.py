@@ -170,7 +170,7 @@ class Failed:
     token: str
     message: str
     code: str = "load_failed"
-    """The code of the error in ``errors.py``."""
+    """The code of the error in ``errors/``."""
     hint: str | None = None
 
 
