@@ -221,7 +221,9 @@ def _choices(needs: Needs, slots: int) -> Iterator[_Choice]:
     for head in _head_places(needs):
         stays = needs.head if head is HeadPlace.RESIDENT else 0
         tiled = needs.head if head is HeadPlace.TILED else 0
-        for residents in range(len(units) + 1):
+        # Tiles alone come one after another at the end of a pass, with nothing to hide behind: blocks do instead.
+        most = len(units) - 1 if head is HeadPlace.TILED and units else len(units)
+        for residents in range(most + 1):
             slot = largest[residents] or min(HEAD_TILE, tiled)
             total, streamed = needs.fixed + stays + held[residents], left[residents] + tiled
             if not streamed:
