@@ -300,7 +300,8 @@ def test_buffered_reads_leave_nothing_in_the_page_cache(reader, tmp_path):
     reader.read([Extent(path, 0, 2 * MIB, 0), Extent(path, 6 * MIB, 3 * MIB, 2 * MIB)], buffer).wait()
     reader.close()
     buffer.close()
-    assert cached(path) == 0
+    # What the kernel reads ahead may land after its range was dropped: at most one such window.
+    assert cached(path) <= MIB // PAGE
 
 
 def test_each_file_is_opened_once(reader, file, buffer, monkeypatch):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from pagein import errors
 from pagein.cli.app import COMMANDS, build
 from pagein.cli.faults import DEBUG_VARIABLE, INTERRUPTED, NOT_EXECUTABLE, NOT_FOUND
 from pagein.cli.help import ADDRESS_NOTE, arguments, describe, options, usage
@@ -99,7 +100,7 @@ def _first_line(kind: type[PageinError]) -> str:
 
 def _kinds(root: type[PageinError]) -> Iterator[type[PageinError]]:
     for kind in root.__subclasses__():
-        if kind.__module__ == PageinError.__module__:  # not what happens to be imported beside
+        if kind.__module__.startswith(f"{errors.__name__}."):  # not what happens to be imported beside
             yield kind
             yield from _kinds(kind)
 
