@@ -36,26 +36,7 @@ class ComputeThread:
 
         Cancelling drops work that has not started; work that has is told by ``abandoned()`` turning true.
         """
-        left = threading.Event()
-        future: Future[Computed[T]] = Future()
-        asked = time.monotonic()
-
-        def job() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            began = time.monotonic()
-            try:
-                value = work(left.is_set)
-            except BaseException as error:  # whatever it is, it belongs to the one who asked
-                future.set_exception(error)
-            else:
-                future.set_result(Computed(value, began - asked, time.monotonic() - began))
-
-        self._jobs.put(job)
-        try:
-            return await asyncio.wrap_future(future)
-        finally:
-            left.set()
+        return await hand_over(work, self._jobs.put)
 
     def stop(self) -> None:
         """End the thread after the work that it does now; what still waits is never done."""
@@ -64,3 +45,30 @@ class ComputeThread:
     def _loop(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+
+
+async def hand_over(work: Callable[[Callable[[], bool]], T], put: Callable[[Callable[[], None]], None]) -> Computed[T]:
+    """Give ``work(abandoned)`` to another thread by ``put``, and wait for it on the event loop of the caller.
+
+    Cancelling drops work that has not started; work that has is told by ``abandoned()`` turning true.
+    """
+    left = threading.Event()
+    future: Future[Computed[T]] = Future()
+    asked = time.monotonic()
+
+    def job() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        began = time.monotonic()
+        try:
+            value = work(left.is_set)
+        except BaseException as error:  # whatever it is, it belongs to the one who asked
+            future.set_exception(error)
+        else:
+            future.set_result(Computed(value, began - asked, time.monotonic() - began))
+
+    put(job)
+    try:
+        return await asyncio.wrap_future(future)
+    finally:
+        left.set()

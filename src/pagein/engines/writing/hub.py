@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from pagein.engines.local.compute import Computed
+from pagein.engines.local.compute import Computed, hand_over
 from pagein.weights.lockstep import Lockstep, Seat
 from pagein.weights.randomness import random_state
 
@@ -71,26 +68,7 @@ class Hub:
             self._news.notify()
 
     async def _await(self, work: Callable[[Callable[[], bool]], T], *, when_idle: bool) -> Computed[T]:
-        left = threading.Event()
-        future: Future[Computed[T]] = Future()
-        asked = time.monotonic()
-
-        def act() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            began = time.monotonic()
-            try:
-                value = work(left.is_set)
-            except BaseException as error:  # whatever it is, it belongs to the one who asked
-                future.set_exception(error)
-            else:
-                future.set_result(Computed(value, began - asked, time.monotonic() - began))
-
-        self._put(_Errand(act, when_idle))
-        try:
-            return await asyncio.wrap_future(future)
-        finally:
-            left.set()
+        return await hand_over(work, lambda act: self._put(_Errand(act, when_idle)))
 
     def _put(self, what: Seat[Any] | _Errand) -> None:
         with self._news:
