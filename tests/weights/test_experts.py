@@ -317,7 +317,7 @@ def test_a_file_that_changes_is_named(folder_of: Any, load: Any, tmp_path: Path)
 
 def test_experts_go_before_what_is_read_ahead(tmp_path: Path) -> None:
     """The computation waits for experts and not for the next block, so that they overtake it, in their own order."""
-    from pagein.weights.buffers import Buffer
+    from pagein.memory.buffers import Buffer
     from pagein.weights.files import ReadMode
     from pagein.weights.reader import Extent, Reader
 

@@ -16,7 +16,7 @@ import tracemalloc
 import pytest
 
 from pagein.errors import ReadingStopped, WeightsUnreadable
-from pagein.weights.buffers import Buffer
+from pagein.memory.buffers import Buffer
 from pagein.weights.files import PAGE, ReadMode
 from pagein.weights.reader import Extent, Reader
 
@@ -409,7 +409,7 @@ def test_a_read_that_hangs_does_not_keep_the_process():
     program = """
 import os, threading
 from pathlib import Path
-from pagein.weights.buffers import Buffer
+from pagein.memory.buffers import Buffer
 from pagein.weights.reader import Extent, Reader, ReadMode
 inside = threading.Event()
 os.preadv = lambda *_: (inside.set(), threading.Event().wait())

@@ -11,7 +11,7 @@ from time import perf_counter, process_time
 from typing import NamedTuple
 
 from pagein.errors import WeightsUnreadable
-from pagein.weights.buffers import Buffer
+from pagein.memory.buffers import Buffer
 from pagein.weights.files import PAGE, WeightFile
 from pagein.weights.files import ReadMode as ReadMode
 from pagein.weights.reader import CHUNK, Extent, Reader

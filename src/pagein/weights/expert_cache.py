@@ -15,7 +15,7 @@ from time import perf_counter
 
 import torch
 
-from pagein.weights.buffers import Buffer
+from pagein.memory.buffers import Buffer
 from pagein.weights.layout import PAGE, lay_out
 from pagein.weights.reader import Extent, Reader, Reading
 from pagein.weights.sources import Piece, Source

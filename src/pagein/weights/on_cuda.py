@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pagein.weights.binding import Bound
-from pagein.weights.buffers import Buffer
+from pagein.memory.buffers import Buffer
 from pagein.weights.device_memory import DeviceMemory
 from pagein.weights.layout import Move
 from pagein.weights.ring import Slot

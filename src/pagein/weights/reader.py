@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from pagein.errors import ReadingStopped, WeightsAway
-from pagein.weights.buffers import Buffer
+from pagein.memory.buffers import Buffer
 from pagein.weights.files import PAGE, ReadMode, Stamp, WeightFile
 
 CHUNK = 16 * 1024 * 1024

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from pagein.weights.buffers import Buffer
+from pagein.memory.buffers import Buffer
 from pagein.weights.layout import Layout
 from pagein.weights.reader import Reader, Reading
 

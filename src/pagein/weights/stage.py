@@ -11,7 +11,7 @@ import torch
 from pagein.errors import ModelUnsuited
 from pagein.memory.probes.host import read_machine
 from pagein.weights.binding import Bound
-from pagein.weights.buffers import Buffer
+from pagein.memory.buffers import Buffer
 from pagein.weights.ring import Slot
 
 SCRATCH = 48 * 1024**2

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pagein.weights.buffers import Buffer
+from pagein.memory.buffers import Buffer
 
 MIB = 1024 * 1024
 
