@@ -9,8 +9,8 @@ import os
 import pytest
 
 from pagein.errors import WeightsUnreadable
-from pagein.weights import disk
 from pagein.memory.buffers import Buffer
+from pagein.weights import disk
 from pagein.weights.disk import BUFFER, SETTINGS, Measured, ReadMode, Setting, choose, file_system, measure, probe
 from pagein.weights.files import PAGE, WeightFile
 

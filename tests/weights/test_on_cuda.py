@@ -12,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pagein.errors import DoesNotFit
+from pagein.memory.buffers import Buffer
 from pagein.weights import auto
 from pagein.weights.binding import Bound
-from pagein.memory.buffers import Buffer
 from pagein.weights.device_memory import DeviceMemory
 from pagein.weights.layout import Move
 from pagein.weights.on_cuda import SCRATCH, OnCuda

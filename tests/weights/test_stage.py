@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pagein.errors import ModelUnsuited
-from pagein.weights.binding import Bound
 from pagein.memory.buffers import Buffer
+from pagein.weights.binding import Bound
 from pagein.weights.ring import Slot
 from pagein.weights.stage import SCRATCH, OnCpu, resident_now, stage_for
 

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from pagein.cli.console import errors, print_json, show
 from pagein.errors import BadUsage, DiskFull
-from pagein.units import format_bytes
 from pagein.memory.buffers import Buffer
+from pagein.units import format_bytes
 from pagein.weights.disk import BUFFER, SETTINGS, DiskSpeed, Measured, ReadMode, Setting, choose, file_system, measure
 from pagein.weights.reader import CHUNK
 

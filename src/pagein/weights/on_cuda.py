@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from pagein.weights.binding import Bound
 from pagein.memory.buffers import Buffer
+from pagein.weights.binding import Bound
 from pagein.weights.device_memory import DeviceMemory
 from pagein.weights.layout import Move
 from pagein.weights.ring import Slot

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from pagein.errors import WeightsAway
-from pagein.weights.binding import Binding, Bound, bindings_of
 from pagein.memory.buffers import Buffer
+from pagein.weights.binding import Binding, Bound, bindings_of
 from pagein.weights.demand import Unit
 from pagein.weights.experts import RoutedExperts
 from pagein.weights.head import TiledHead, rows_of, straighten

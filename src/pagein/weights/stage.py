@@ -9,9 +9,9 @@ import psutil
 import torch
 
 from pagein.errors import ModelUnsuited
+from pagein.memory.buffers import Buffer
 from pagein.memory.probes.host import read_machine
 from pagein.weights.binding import Bound
-from pagein.memory.buffers import Buffer
 from pagein.weights.ring import Slot
 
 SCRATCH = 48 * 1024**2
