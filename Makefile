@@ -1,5 +1,5 @@
 # Pagein. `make demo` shows it, `make test` tests it; each sets up what it needs in .venv.
-.PHONY: help demo serve test test-unit test-engines test-torch test-wheel lint format docs bench bench-gateway bench-swap bench-state bench-weights bench-gpu bench-quality bench-compute-lock bench-scenarios bench-chaos bench-kill bench-endurance clean
+.PHONY: help demo serve test test-unit test-engines test-torch test-wheel lint format docs bench bench-gateway bench-swap bench-state bench-kv bench-weights bench-gpu bench-quality bench-compute-lock bench-scenarios bench-chaos bench-kill bench-endurance clean
 .DEFAULT_GOAL := help
 
 PY := .venv/bin/python
@@ -72,6 +72,10 @@ bench-swap:     ## two models that exclude each other, alternating, beside a rou
 bench-state:    ## the next turn of a long conversation: never evicted, restored, recomputed
 	@$(SETUP) bench
 	@$(PY) benchmarks/state.py
+
+bench-kv:       ## twenty long conversations in less memory than their KV: tiers beside transformers' caches (root)
+	@$(SETUP) bench
+	@OMP_WAIT_POLICY=passive $(PY) benchmarks/kv.py
 
 bench-weights:  ## a model larger than its memory: seconds per token beside AirLLM, accelerate, oLLM, llama.cpp (root)
 	@$(SETUP) bench

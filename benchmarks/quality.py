@@ -1,9 +1,10 @@
 """What packing costs: perplexity and error of the logits of bf16, 8 and 4 bits against fp32, for one model folder.
 
-    python benchmarks/quality.py MODEL_FOLDER [--text FILE ...] [--json FILE]
+    python benchmarks/quality.py MODEL_FOLDER [--text FILE ...] [--memory 2GiB] [--json FILE] [--write [--note TEXT]]
 
-Shards are made in a temporary folder; the models computed from are the shards' own
-bytes, read back from the disk. Needs pagein[torch] and about eight times the model's parameters in bytes of memory.
+Shards are made in a temporary folder; what is computed are the shards' own bytes, streamed within ``--memory``: that
+gives the bits of a full load. Needs pagein[torch], disk for the shards, and memory for the logits of the texts beside:
+eight bytes for each token and word of the vocabulary.
 """
 
 from __future__ import annotations
@@ -12,47 +13,33 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
+from common import page, results
+from pagein import AutoModel
+from pagein.units import parse_bytes
 from pagein.weights.checkpoint import open_checkpoint
-from pagein.weights.making import swap_packed
-from pagein.weights.original import Safetensors, read_source
 from pagein.weights.quantise import make, prepare
-from pagein.weights.shards import open_shards, read_manifest
-from pagein.weights.sources import find_sources
-from pagein.weights.structure import build
 
 TEXTS = Path(__file__).parent / "texts"
+ROWS = 64
+"""Positions that are compared at a time."""
 
 
-def load(folder: Path, dtype: str) -> torch.nn.Module:
-    """Load a model folder, or a folder of shards, with every tensor resident."""
-    checkpoint = open_checkpoint(folder)
-    model = build(checkpoint, dtype).model
-    if (folder / "manifest.json").is_file():
-        open_shards(folder)
-        swap_packed(model, read_manifest(folder))
-    original = Safetensors(folder)
-    for name, source in find_sources(model, checkpoint).items():
-        parent, _, leaf = name.rpartition(".")
-        module = model.get_submodule(parent)
-        value = read_source(original, source, 0, source.nbytes)
-        if leaf in module._buffers:
-            module._buffers[leaf] = value.view(module._buffers[leaf].shape)
-        else:
-            old = module._parameters[leaf]
-            value = value.to(old.dtype).view(old.shape)
-            module._parameters[leaf] = torch.nn.Parameter(value, requires_grad=False)
-    original.close()
-    return model
-
-
-@torch.inference_mode()
-def logits_of(model: torch.nn.Module, texts: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the logits in fp32, [tokens, vocabulary] for each text."""
-    return [model(ids[None]).logits[0].float() for ids in texts]
+def logits_of(folder: Path, dtype: str, texts: list[torch.Tensor], memory: int) -> list[torch.Tensor]:
+    """Return the logits in fp32, [tokens, vocabulary] for each text, of a folder computed in a dtype."""
+    longest = max(len(ids) for ids in texts)
+    model = AutoModel.from_pretrained(
+        folder, memory=memory, dtype=dtype, context=longest, chunk=longest, device="cpu", verbose=False
+    )
+    try:
+        with torch.inference_mode():
+            return [model(ids[None]).logits[0].float() for ids in texts]
+    finally:
+        model.pagein.close()
 
 
 def perplexity(logits: list[torch.Tensor], texts: list[torch.Tensor]) -> float:
@@ -66,33 +53,63 @@ def perplexity(logits: list[torch.Tensor], texts: list[torch.Tensor]) -> float:
 
 def errors(logits: list[torch.Tensor], reference: list[torch.Tensor]) -> dict[str, float]:
     """Compare: largest and root mean square difference of logits, mean KL(reference ‖ other) in nats."""
-    ours, theirs = torch.cat(logits), torch.cat(reference)
-    log_p, log_q = theirs.log_softmax(-1), ours.log_softmax(-1)
-    divergence = (log_p.exp() * (log_p - log_q)).sum(-1)
+    largest = squares = divergence = same = 0.0
+    count = width = 0
+    for text, wanted in zip(logits, reference, strict=True):
+        for ours, theirs in zip(text.split(ROWS), wanted.split(ROWS), strict=True):
+            log_p, log_q = theirs.log_softmax(-1), ours.log_softmax(-1)
+            divergence += float((log_p.exp() * (log_p - log_q)).sum())
+            largest = max(largest, float((ours - theirs).abs().max()))
+            squares += float((ours - theirs).square().sum())
+            same += float((ours.argmax(-1) == theirs.argmax(-1)).sum())
+            count, width = count + len(ours), ours.shape[-1]
     return {
-        "max_logit_error": float((ours - theirs).abs().max()),
-        "rms_logit_error": float((ours - theirs).square().mean().sqrt()),
-        "mean_kl": float(divergence.mean()),
-        "same_first_token": float((ours.argmax(-1) == theirs.argmax(-1)).float().mean()),
+        "max_logit_error": largest,
+        "rms_logit_error": (squares / (count * width)) ** 0.5,
+        "mean_kl": divergence / count,
+        "same_first_token": same / count,
     }
 
 
-def measure(folder: Path, files: list[Path]) -> dict[str, dict[str, float]]:
+def measure(folder: Path, files: list[Path], memory: int) -> dict[str, dict[str, float]]:
     """Measure every variant on the texts."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     texts = [torch.tensor(tokenizer(file.read_text()).input_ids) for file in files]
-    reference = logits_of(load(folder, "float32"), texts)
-    rows = {"fp32": {"perplexity": perplexity(reference, texts), "bytes": float(4 * _parameters(folder))}}
-    logits = logits_of(load(folder, "bfloat16"), texts)
-    rows["bf16"] = {"perplexity": perplexity(logits, texts), "bytes": float(2 * _parameters(folder))}
+    reference = logits_of(folder, "float32", texts, memory)
+    tokens = {"tokens": float(sum(len(ids) for ids in texts))}
+    rows = {"fp32": {"perplexity": perplexity(reference, texts), "bytes": 4.0 * _parameters(folder)} | tokens}
+    logits = logits_of(folder, "bfloat16", texts, memory)
+    rows["bf16"] = {"perplexity": perplexity(logits, texts), "bytes": 2.0 * _parameters(folder)}
     rows["bf16"] |= errors(logits, reference)
     for bits in (8, 4):
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             manifest = make(prepare(folder, bits), Path(scratch))
-            logits = logits_of(load(Path(scratch), "bfloat16"), texts)
+            del logits
+            logits = logits_of(Path(scratch), "bfloat16", texts, memory)
         size = sum(float(str(entry["bytes"])) for entry in manifest.shards.values())
         rows[f"{bits} bits"] = {"perplexity": perplexity(logits, texts), "bytes": size} | errors(logits, reference)
     return rows
+
+
+def write(name: str, measured: dict[str, dict[str, float]], note: str | None = None) -> Path:
+    """Put a model's figures into the result file, in the place of what was known of it, beside other models'."""
+    file = page.RESULTS / "quality.json"
+    before: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"setup": {}, "rows": []}
+    rows = [results.Row(**row) for row in before["rows"] if not row["what"].startswith(f"{name}, ")]
+    plain = measured["fp32"]
+    for kind, row in measured.items():
+        told = None if kind == "fp32" else plain["perplexity"]
+        rows.append(results.row(f"{name}, {kind}: perplexity", "", row["perplexity"], told, told and "fp32"))
+        rows.append(results.row(f"{name}, {kind}: bytes", "MB", row["bytes"] / 1e6))
+        if "mean_kl" in row:
+            rows.append(results.row(f"{name}, {kind}: largest logit error", "", row["max_logit_error"]))
+            rows.append(results.row(f"{name}, {kind}: mean KL", "nats", row["mean_kl"]))
+            rows.append(results.row(f"{name}, {kind}: same likeliest token", "%", 100 * row["same_first_token"]))
+    setup = before["setup"] | {"torch": torch.__version__, f"tokens of {name}": int(plain["tokens"])}
+    if note is not None:
+        others = [one for one in str(setup.get("weights", "")).split("; ") if one and not one.startswith(f"{name} ")]
+        setup["weights"] = "; ".join([*others, f"{name} {note}"])
+    return results.write("quality", setup, rows, results.describe_host())
 
 
 def _parameters(folder: Path) -> int:
@@ -110,9 +127,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--text", type=Path, action="append")
+    parser.add_argument("--memory", type=parse_bytes, default=2 * 1024**3, help="of each model (default 2GiB)")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", action="store_true", help="into the result file and its page")
+    parser.add_argument("--note", help="where the weights come from, for the result file")
     options = parser.parse_args()
-    rows = measure(options.folder, options.text or sorted(TEXTS.glob("*.txt")))
+    rows = measure(options.folder, options.text or sorted(TEXTS.glob("*.txt")), options.memory)
     print(f"{'':8}{'MB':>8}{'perplexity':>12}{'max error':>11}{'rms error':>11}{'mean KL':>10}{'same token':>12}")
     for name, row in rows.items():
         line = f"{name:8}{row['bytes'] / 1e6:8.0f}{row['perplexity']:12.3f}"
@@ -122,6 +142,8 @@ def main() -> None:
         print(line)
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if options.write:
+        print(f"written to {write(options.folder.resolve().name, rows, options.note)}")
 
 
 if __name__ == "__main__":

@@ -97,7 +97,8 @@ def _named(text: str, tree: ast.Module) -> str:
 def _words(kind: str) -> str:
     """A type for people: ``Literal['a', 'b'] | None`` becomes ``a, b or none``."""
     text = re.sub(r"Literal\[([^\]]*)\]", lambda m: m[1].replace("'", ""), kind)
-    words = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false", "None": "none"}
+    words = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
+    words |= {"dict": "settings", "None": "none"}
     text = re.sub(r"list\[(\w+)\]", lambda m: f"list of {words.get(m[1], m[1])}", text)
     return " or ".join(words.get(part, part) for part in text.split(" | "))
 

@@ -12,7 +12,20 @@ from common.page_storms import details_of, scenario_table
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
-NAMES = ("gateway", "swap", "state", "weights", "gpu", "compute-lock", "scenarios", "chaos", "kill", "endurance")
+NAMES = (
+    "gateway",
+    "swap",
+    "state",
+    "kv",
+    "weights",
+    "quality",
+    "gpu",
+    "compute-lock",
+    "scenarios",
+    "chaos",
+    "kill",
+    "endurance",
+)
 
 INTRODUCTION = """# Benchmarks
 
@@ -31,10 +44,17 @@ ABOUT = {
     "state": "The next turn of a conversation with so many tokens behind it: seconds to the first token, by where its "
     "KV cache is. *recomputed* is what any manager without saved conversations pays; the goals hold at 4,096 tokens. "
     "Snapshots are dropped from the page cache before they are restored.",
+    "kv": "Twenty users who read a document each and then ask about it, in less memory than their KV caches take. A "
+    "memory group of the kernel holds every way to the same limit; the run of transformers without a limit shows what "
+    "equal work takes there. Seconds of users count the wait for the others' turns. Where everything fits both answer "
+    "the same turns alternately in one process.",
     "weights": "A model that is larger than the memory it is given: seconds for each token after the first. A memory "
     "group of the kernel holds every arm to the same limit, page cache included, and no file is in the page cache when "
     "a run begins. The floor is what the plan leaves on the disk, at the speed of a raw read of the same files.",
-    "gpu": "A model that is larger than the bytes of a CUDA device that it is given. Small models of several kinds "
+    "quality": "What fewer bits cost a model on a text that nobody tuned for: perplexity beside fp32's (*peer*), and "
+    "how far the logits of all positions lie from those of fp32. Blocks packed, head in 8 bits, groups of 64 in 4.",
+    "gpu": "A model that is larger than the bytes of a CUDA device that it is given, and conversations whose KV is. "
+    "Small models of several kinds "
     "must say, bit for bit, what a full load says there; of the large one a token costs what the longest of reading, "
     "copying and computing takes: the others hide behind it. torch's allocator holds every arm to the same bytes.",
     "compute-lock": "Two heavy models and a light one asked at once, with and without `scheduler.compute_lock` (here "
@@ -102,6 +122,13 @@ def _details(setup: dict[str, Any]) -> Iterator[str]:
         yield f"- raw read: {setup['raw_read']}; {min(speeds):g} to {max(speeds):g} GB/s"
         yield f"- {setup['rounds']} rounds, {setup['tokens']} tokens a run"
         yield f"- arms: {'; '.join(dict.fromkeys(setup['arms'].values()))}"
+    if "kv_mib_of_all" in setup:
+        each = f"{setup['document']} tokens first, then {setup['question']} asked and {setup['answer']} answered"
+        yield f"- {setup['model']}: {setup['users']} users, {each}; {setup['kv_mib_of_all']} MiB of KV in all"
+        device, limit = (setup[key] // 1024**2 for key in ("memory", "limit"))
+        yield f"- each process within {limit} MiB, Pagein's KV in {device} MiB of it; {setup['rounds']} rounds"
+        if setup["disk_read"]:
+            yield f"- raw read: {setup['disk_read']}"
     if "swaps_per_arm" in setup:
         budgets = ", ".join(f"{name} {budget}" for name, budget in setup["budget"].items())
         yield f"- {setup['swaps_per_arm']} swaps per arm; budgets: {budgets}; its own engine is {setup['own_engine']}"

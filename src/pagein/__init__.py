@@ -11,4 +11,16 @@ def __getattr__(name: str) -> Any:
         from pagein.weights.auto import AutoModel
 
         return AutoModel
+    if name == "TieredCache":
+        from pagein.kv.cache.tiered import TieredCache
+
+        return TieredCache
+    if name == "KvPool":
+        from pagein.kv.cache.pool import KvPool
+
+        return KvPool
+    if name == "load_parts":
+        from pagein.parts.runtime import load_parts
+
+        return load_parts
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

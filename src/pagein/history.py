@@ -5,11 +5,14 @@ Bodies are kept as they came: a later turn sends the same messages again, so the
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
+
+_ID = re.compile(r"[a-z]+_[0-9a-f]{48}")
 
 
 class ThreadKind(StrEnum):
@@ -134,3 +137,8 @@ class Span:
 def new_id(prefix: str) -> str:
     """Return an id that nobody can guess: ``resp_…``, ``conv_…``, ``msg_…``."""
     return f"{prefix}_{secrets.token_hex(24)}"
+
+
+def is_id(name: str) -> bool:
+    """Tell whether `new_id` made a name."""
+    return _ID.fullmatch(name) is not None

@@ -60,8 +60,17 @@ SLEEP_PATH, WAKE_PATH = "/sleep", "/wake_up"
 """Where a worker that sleeps is told so (POST), as vLLM has it: asleep it keeps its process and gives memory back; the
 answer to either comes when it is done, and requests that come between are answered 503."""
 ALLOWANCE_PATH = "/allowance"
-"""Where a worker that can live with other bytes than it was started with is told so (POST ``{"bytes": N}``), while it
-computes: it answers once it keeps to them, or refuses with both numbers and stays as it was."""
+"""Where a worker that can live with other bytes than it was started with is told so (POST ``{"bytes": N}``, and a
+``"pool"`` that must be its own where one is named), while it computes: it answers once it keeps to them, or refuses
+with both numbers and stays as it was."""
+KV_PATH = "/kv"
+"""Where a worker that keeps KV caches by itself (`BLOCKS_WAY`) shows its pool (GET), and lets go of what it is told to
+(POST, one of ``{"forget": [[tenant, conversation], …]}``, ``{"idle": seconds}``, ``{"all": true}``): it answers
+``{"conversations": N, "bytes": N}`` once that is gone, but for turns under way, which it forgets as they end."""
+KV_TENANT_HEADER, KV_CONVERSATION_HEADER = "X-Pagein-KV-Tenant", "X-Pagein-KV-Conversation"
+"""Whose turn a request is, told to such a worker with each; the daemon makes both, nothing of a client's gets there."""
+BLOCKS_WAY = "kv-blocks"
+"""`StateFacts.way` of a worker that keeps, restores and shares KV caches by itself, block by block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,10 @@ class WorkerSpec:
     slots_dir: str | None = None
     """A folder on a disk, readable by the owner only, where the engine makes one of its own for saved conversations;
     None = in ``socket_dir``, which may lie in memory."""
+    kv_dir: str | None = None
+    """A folder of this model's own, where an engine that keeps KV caches by itself puts blocks; None = nowhere."""
+    kv_disk: int | None = None
+    """Bytes that it may take there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +145,10 @@ class StateFacts:
     """
 
     way: str
-    """Who can talk to it; ``llama-slots`` = llama.cpp's slot files."""
+    """Who can talk to it; ``llama-slots`` = llama.cpp's slot files, `BLOCKS_WAY` = it sees to all of that itself."""
     folder: str
-    """Where the engine writes and reads the files: its own, readable by the owner only, removed by the daemon."""
+    """Where the engine writes and reads the files: its own, readable by the owner only, removed by the daemon; with
+    `BLOCKS_WAY` its store, which stays, or empty where it has none."""
     slots: int
     """Conversations that it holds at once."""
     build: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -285,6 +286,13 @@ def test_a_gpu_build_is_told_by_its_code(tmp_path: Path, monkeypatch: pytest.Mon
     program = write(tmp_path / "static" / "llama-server", b"x" * 5000 + b"ggml_backend_cuda_reg")
     assert gpu_build.computes_on_gpu(row, {})
     assert device.Choice("cpu").problem is None
+
+
+@pytest.mark.parametrize(("version", "told"), [("2.13.0+cpu", False), ("2.13.0", True), ("2.13.0+cu130", True)])
+def test_a_torch_for_cpus_is_told_by_its_version(monkeypatch: pytest.MonkeyPatch, version: str, told: bool) -> None:
+    """A build that does not say what it is for is tried; the engine then says what it sees."""
+    monkeypatch.setattr(gpu_build, "distribution", lambda name: SimpleNamespace(version=version))
+    assert gpu_build.computes_on_gpu(engines.ENGINES["transformers"], {}) is told
 
 
 # ── what it takes ───────────────────────────────────────────────────────────────────────────

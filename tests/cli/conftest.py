@@ -188,6 +188,7 @@ class FakeDaemon:
         site.router.add_get("/api/decisions", self._decisions)
         site.router.add_get("/api/events", self._events)
         site.router.add_get("/api/models/{name}/log", self._log)
+        site.router.add_post("/api/models/{name}/allowance", self._allow)
         site.router.add_post("/api/models/{name}/{verb}", self._act)
         site.router.add_post("/api/reload", self._reload)
         site.router.add_get("/api/leases", self._list_rooms)
@@ -262,6 +263,12 @@ class FakeDaemon:
             seq = self.history[-1].seq + 1
             self.history.append(Decision(seq, time.time(), "stop", "chat", "room", None, {"evicted_for": name}))
         return web.json_response({"ok": True})
+
+    async def _allow(self, request: web.Request) -> web.Response:
+        name, wish = self._known(request.match_info["name"]), await request.json()
+        self.seen.append(("allowance", wish))
+        view = next(model for model in self.status.models if model.name == name)
+        return web.json_response({**asdict(view), "plan": ["12 of 48 blocks resident", "memory 2.0 GiB"]})
 
     async def _reload(self, request: web.Request) -> web.Response:
         return web.json_response(asdict(self.reloaded))

@@ -74,7 +74,8 @@ def test_json_for_programs(advise, model):
     body = json.loads(advise(model, "2GiB", "--disk", "1GiB/s", "--json").stdout)
     assert body["recommended"] == "load whole in 8 bits"
     stream = next(way for way in body["ways"] if way["name"] == "stream as stored")
-    assert stream["seconds_per_token"] == stream["read_bytes_per_token"] / body["disk_bytes_per_second"]
+    read = stream["read_bytes_per_token"] / body["disk_bytes_per_second"]
+    assert read <= stream["seconds_per_token"] <= read + stream["compute_seconds"]
     assert stream["resident_blocks"] + stream["read_bytes_per_token"] / (480 * 1024**2) == pytest.approx(4, abs=0.01)
     assert body["memory_bytes"] == 2 * GIB
 
@@ -107,7 +108,8 @@ def test_experts_are_read_after_what_chooses_them(advise, tmp_path):
     folder = write_folder(tmp_path / "moe", shapes, config)
     result = advise(folder, "1GiB", "--disk", "1GiB/s", "--json")
     stream = next(way for way in json.loads(result.stdout)["ways"] if way["name"] == "stream as stored")
-    assert stream["seconds_per_token"] == pytest.approx(stream["compute_seconds"] + stream["read_seconds"])
+    # all of it is experts: only the read of the small dense part runs beside computing
+    assert stream["seconds_per_token"] == pytest.approx(stream["compute_seconds"] + stream["read_seconds"], rel=0.01)
     assert ", then experts from disk: " in advise(folder, "1GiB", "--disk", "1GiB/s").stdout
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import namedtuple
 
 import pytest
 
+from pagein.cli import disk_trial
+from pagein.cli.disk_trial import DiskTest
+from pagein.cli.doctor_kv import disk_finding, judge
+from pagein.errors import DiskFull
 from pagein.memory.probes.advice import Finding, Verdict
 from pagein.supervisor.limits import Prospect
 
@@ -103,3 +108,110 @@ def test_this_machine(pagein):
     assert line(result, "memory")
     for name in ("llama_cpp", "onnx", "whisper", "command"):
         assert line(result, f"engine {name}")
+
+
+MIB = 1024**2
+REPORT = {
+    "device": {"name": "device", "used": 96 * MIB, "budget": 128 * MIB, "peak": 120 * MIB, "blocks": 60},
+    "host": None,
+    "disk": {"name": "disk", "used": 2048 * MIB, "budget": 10240 * MIB, "peak": None},
+    "places": {"active": 2, "warm": 3, "cold": 40},
+    "damaged_blocks": 0,
+    "leaks": [],
+}
+
+
+def test_a_worker_says_what_it_keeps_of_kv():
+    """Allocated, reserved and peak of each tier, and where the conversations are; an absent tier has no line."""
+    found = {finding.topic: finding for finding in judge("chat", REPORT)}
+    device = found["KV of chat, device"]
+    assert device.finding == "allocated 96.0 MiB, reserved 128 MiB, peak 120 MiB, active 2"
+    assert device.meaning == "conversations: 2 active, 3 warm, 40 cold"
+    assert found["KV of chat, disk"].finding == "allocated 2.0 GiB, reserved 10.0 GiB"
+    assert "KV of chat, host" not in found
+    assert {finding.verdict for finding in found.values()} == {Verdict.OK}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"leaks": ["block 7 of full: 1 holders, 0 known"]}, "suspected leaks: 1, block 7"),
+        ({"damaged_blocks": 3}, "3 damaged blocks"),
+        ({"fragmentation": 0.8}, "fragmentation 80%"),
+        ({"allocator": {"allocated": MIB, "reserved": 2 * MIB, "fragmentation": 0.5}}, "fragmentation 50%"),
+    ],
+)
+def test_what_is_wrong_with_kv_warns(changes, words):
+    """Leaks, damage and scattered blocks are each a line of their own."""
+    (warned,) = [one for one in judge("chat", {**REPORT, **changes}) if one.verdict is Verdict.WARN]
+    assert words in warned.finding
+
+
+def test_what_the_allocator_has_is_told_beside_kv():
+    """torch's own figures of a device: allocated, reserved, peak, active."""
+    sizes = {"allocated": 5 * MIB, "reserved": 8 * MIB, "peak": 7 * MIB, "active": 4 * MIB}
+    words = [one.finding for one in judge("chat", {**REPORT, "allocator": sizes})]
+    assert "allocated 5.0 MiB, reserved 8.0 MiB, peak 7.0 MiB, active 4.0 MiB" in words
+
+
+def test_what_a_worker_does_not_say_is_left_out():
+    """Another version's report is no fault of the machine."""
+    assert list(judge("chat", {})) == []
+    assert list(judge("chat", {"leaks": None, "fragmentation": "much", "device": [], "places": 3})) == []
+
+
+def test_no_daemon_is_no_finding(pagein, memory, monkeypatch, nowhere):
+    """doctor works without one."""
+    installed(monkeypatch, onnx="onnxruntime 1.2", command="command")
+    result = pagein("doctor")
+    assert result.exit_code == 0
+    assert "KV of" not in result.stdout
+
+
+def test_a_disk_is_measured_only_when_it_is_named(pagein, memory, monkeypatch, nowhere, tmp_path):
+    """256 MiB are not written without being asked for, and nothing stays."""
+    installed(monkeypatch, onnx="onnxruntime 1.2", command="command")
+    measured = []
+
+    def measure(folder):
+        measured.append(folder)
+        return DiskTest(0.5e9, 2e9, "ext4", "direct reads")
+
+    monkeypatch.setattr("pagein.cli.doctor_kv.measure_disk", measure)
+    pagein("doctor")
+    assert measured == []
+    found = line(pagein("doctor", "--disk", "."), "disk .")
+    assert "writes 0.50 GB/s, reads 2.00 GB/s, ext4" in found
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        (DiskTest(1e9, 5e9, "tmpfs", ""), "memory, not a disk"),
+        (DiskTest(1e8, 1e8, "nfs4", ""), "slow"),
+    ],
+)
+def test_a_folder_that_is_no_good_for_kv(monkeypatch, tmp_path, test, words):
+    """Memory counts twice, and a slow disk may lose against computing anew."""
+    monkeypatch.setattr("pagein.cli.doctor_kv.measure_disk", lambda folder: test)
+    finding = disk_finding(tmp_path)
+    assert finding.verdict is Verdict.WARN
+    assert words in finding.meaning
+
+
+def test_a_disk_is_really_written_and_read(monkeypatch, tmp_path):
+    """The whole way, on a smaller file; it is gone afterwards."""
+    monkeypatch.setattr("pagein.cli.disk_trial.SIZE", 16 * 1024**2)
+    found = disk_trial.measure_disk(tmp_path)
+    assert found.write > 0
+    assert found.read > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_not_filled(monkeypatch, tmp_path):
+    """Room for the file and a GiB more, or an error with both numbers."""
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(disk_trial.shutil, "disk_usage", lambda path: usage(0, 0, 700 * 1024**2))
+    with pytest.raises(DiskFull, match="700 MiB"):
+        disk_trial.measure_disk(tmp_path)
+    assert list(tmp_path.iterdir()) == []

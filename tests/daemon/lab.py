@@ -11,7 +11,7 @@ from typing import Any
 from pagein.catalog.model import ModelEntry, Need, NeedSource
 from pagein.catalog.observed import PeakStore
 from pagein.config.schema import Settings
-from pagein.daemon import desk, fleet, inbox, journal, meter, release, run, states, views
+from pagein.daemon import desk, endings, fleet, inbox, journal, meter, release, run, states, views
 from pagein.daemon.rooms import Rooms
 from pagein.daemon.roster import Roster
 from pagein.errors import PageinError, WorkerDied
@@ -162,7 +162,7 @@ class Lab:
     def patch(self, monkeypatch: Any) -> Lab:
         """Put the fakes in place of processes, probes and clocks."""
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
-        for module in (desk, fleet, inbox, release, views):
+        for module in (desk, endings, fleet, inbox, release, views):
             monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(fleet, "Child", SimpleNamespace(start=self._start))
         monkeypatch.setattr(release, "PAUSE", 0.0)

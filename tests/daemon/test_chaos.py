@@ -54,7 +54,7 @@ class Chaos:
         for _ in range(self.dice.choice([0, 0, 1, 2, 3, 20])):
             await asyncio.sleep(0)
         self.collect()
-        watched, known = set(self.lab.meter._watched), set(self.lab.fleet._workers)
+        watched, known = set(self.lab.meter._watched), set(self.lab.fleet._crew.workers)
         assert watched <= known, "a process is measured that nobody owns"
 
     def collect(self) -> None:
@@ -187,7 +187,7 @@ async def test_whatever_fails_every_request_ends_once_and_nothing_is_left(make_l
         await lab.desk.unload(name)
         assert lab.model(name).state in (State.ABSENT, State.FAILED)
     assert chaos.living() == []
-    assert (lab.ram, lab.meter._watched, lab.fleet._workers) == ({}, {}, {})
+    assert (lab.ram, lab.meter._watched, lab.fleet._crew.workers) == ({}, {}, {})
     assert lab.state.ledgers["ram"].held == lab.state.own_least
     await lab.settle()
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -200,9 +200,9 @@ async def test_a_thousand_cycles_leave_nothing_behind(make_lab):
 
     def sizes():
         return {
-            "tasks": len(lab.fleet._tasks),
-            "gone": len(lab.fleet._gone),
-            "workers": len(lab.fleet._workers),
+            "tasks": len(lab.fleet._crew.tasks),
+            "gone": len(lab.fleet._crew.gone),
+            "workers": len(lab.fleet._crew.workers),
             "watched": len(lab.meter._watched),
             "tickets": len(lab.desk._tickets),
             "requests": len(lab.state.model_of),

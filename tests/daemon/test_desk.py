@@ -15,9 +15,12 @@ from pagein.errors import (
     WaitTooLong,
     WorkerDied,
 )
-from pagein.protocol import Capability
+from pagein.history import TurnOf
+from pagein.kv.reuse import Counted
+from pagein.protocol import BLOCKS_WAY, KV_TENANT_HEADER, Capability, Endpoint, Ready, StateFacts
 from pagein.residency.lifecycle import State
 from pagein.scheduler import events as ev
+from pagein.sessions.tenant import tenant_of
 
 from .lab import MIB
 
@@ -50,6 +53,25 @@ async def test_a_lease_says_what_the_request_waited_for(make_lab):
         lab.desk.release(lease, 200, 0.1)
     assert len(lab.state.leases) == 0
     assert lab.state.model_of == {}
+
+
+async def test_without_state_a_worker_is_told_the_tenant_only(make_lab):
+    """What it keeps in memory is kept apart all the same; a worker that keeps nothing by itself is told nothing."""
+    lab = make_lab(a={}, b={})
+    acquiring = lab.acquire("a")
+    await lab.settle()
+    facts = StateFacts(BLOCKS_WAY, "", 1, "b", 1, "x", "x")
+    ready = Ready("t", Endpoint(socket="/s"), [Capability.CHAT], "1", state=facts)
+    child = lab.child("a")
+    lab.ram[child.pid] = MIB
+    child.becoming.set_result(ready)
+    lease = await acquiring
+    prepared = await lab.desk.prepare(lease, "/v1/chat/completions", b"{}", TurnOf("conv_1", 0.0))
+    assert (prepared.headers, prepared.body) == ({KV_TENANT_HEADER: tenant_of(None, None)}, b"{}")
+    lab.desk.account(lease, prepared, Counted(1, 1, restored=0))
+    lab.desk.release(lease, 200, 0.1)
+    other = await granted(lab, "b")
+    assert (await lab.desk.prepare(other, "/v1/chat/completions", b"{}")).headers == {}
 
 
 async def test_giving_back_twice_does_no_harm(make_lab):
@@ -124,7 +146,7 @@ async def test_a_worker_that_died_in_the_moment_of_the_grant_is_said_so(make_lab
     second = lab.acquire("a")
     await lab.settle()
     lab.desk.release(first, 200, 0.1)
-    worker = lab.fleet._workers["a"]
+    worker = lab.fleet._crew.workers["a"]
     worker.over = True  # the watch was a step faster than the request
     with pytest.raises(WorkerDied, match="before it could serve"):
         await second

@@ -356,7 +356,7 @@ async def test_a_task_that_fails_is_said_so(make_lab, caplog):
     async def fail():
         raise RuntimeError("odd")
 
-    lab.fleet._spawn(fail())
+    lab.fleet._crew.spawn(fail())
     await lab.settle()
     assert "a task of the fleet failed" in [r.message for r in caplog.records if r.levelno == logging.ERROR]
     for record in caplog.records:

@@ -199,7 +199,7 @@ async def test_folders_of_workers_that_are_gone_are_removed(world):
     await world.keeper.end("m")
     await world.keeper.close()
     world.keeper = world.opened()
-    world.keeper.sweep({str(kv / "slots" / "alive")})
+    world.keeper.sweep({str(kv / "slots" / "alive")}, {})
     assert not (kv / "incoming" / "half.kv").exists()
     assert [path.name for path in (kv / "slots").iterdir()] == ["alive"]
     (kv / "slots" / "alive" / "x.kv").unlink()
@@ -212,7 +212,7 @@ async def test_a_worker_that_was_taken_over_is_served(world):
     cells, folder = dict(world.engine.cells), world.engine.folder
     await world.keeper.close()  # the daemon died and left the worker alive
     world.keeper = world.opened()
-    world.keeper.sweep({str(folder)})
+    world.keeper.sweep({str(folder)}, {})
     engine = await world.begin()
     engine.cells = cells
     back = await world.turn(TALK + "I see. And then?", "Well.")
@@ -228,7 +228,7 @@ async def test_a_worker_that_another_tenant_left_is_emptied_first(world, prompt)
     cells, folder = dict(world.engine.cells), world.engine.folder
     await world.keeper.close()
     world.keeper = world.opened(state={"salt": "another tenant", "disk": 100_000_000})
-    world.keeper.sweep({str(folder)})
+    world.keeper.sweep({str(folder)}, {})
     engine = await world.begin()
     engine.cells = cells
     prepared = await world.prepare(prompt)

@@ -17,26 +17,41 @@ from pagein.errors import DoesNotFit, WorkerDied
 from pagein.protocol import ALLOWANCE_PATH, Endpoint
 from pagein.scheduler.actions import Resize
 
+MIB = 1024**2
+MARGIN = 64 * MIB
+"""What a limit has beyond the allowance, at the least."""
 Answer = tuple[int, dict[str, Any]]
 
 
 class Scene:
-    """A worker that had 100 bytes, its cgroup and the meter: everything writes down when it was asked."""
+    """A worker that had 100 MiB, its cgroup and the meter: everything writes down when it was asked, in MiB."""
 
     def __init__(self, endpoint: Endpoint, steps: list[str]) -> None:
         self.steps = steps
-        cell = SimpleNamespace(set_limit=lambda limit: steps.append(f"limit {limit}"))
-        child = SimpleNamespace(ready=SimpleNamespace(endpoint=endpoint))
-        self.worker = Worker({"ram": 100}, child=child, cell=cell)  # type: ignore[arg-type]
+        cell = SimpleNamespace(set_limit=lambda limit: steps.append(f"limit {(limit - MARGIN) // MIB}"))
+        ready = SimpleNamespace(endpoint=endpoint)
+        child = SimpleNamespace(ready=ready, note_allowance=lambda now: steps.append(f"recorded {_mib(now)}"))
+        self.worker = Worker({"ram": 100 * MIB}, child=child, cell=cell)  # type: ignore[arg-type]
         self.meter = SimpleNamespace(measure_load=self._measure)
 
     async def _measure(self, name: str) -> dict[str, int]:
         self.steps.append("measured")
         return {}
 
-    async def resize(self, count: int) -> Any:
-        action = Resize("m", {"ram": count}, "test")
-        return await resize(action, self.worker, lambda worker: worker.allowance["ram"], self.meter, 5.0)  # type: ignore[arg-type]
+    async def resize(self, count: int, pool: str = "ram") -> Any:
+        action = Resize("m", {**self.worker.allowance, pool: count * MIB}, "test", pool)
+        self.said = await resize(action, self.worker, MARGIN, self.meter, 5.0)  # type: ignore[arg-type]
+        assert (self.said.model, self.said.allowance) == ("m", action.allowance)
+        return self.said.error
+
+    @property
+    def allowance(self) -> dict[str, int]:
+        """What the worker has, in MiB."""
+        return _mib(self.worker.allowance)
+
+
+def _mib(sizes: dict[str, int]) -> dict[str, int]:
+    return {pool: size // MIB for pool, size in sizes.items()}
 
 
 @pytest.fixture
@@ -49,7 +64,8 @@ async def scene() -> AsyncIterator[Callable[..., Awaitable[Scene]]]:
             steps: list[str] = []
 
             async def answer(request: web.Request) -> web.Response:
-                steps.append(f"told {(await request.json())['bytes']}")
+                told = await request.json()
+                steps.append(f"told {told['bytes'] // MIB} of {told['pool']}")
                 return web.json_response(body or {}, status=status)
 
             app = web.Application()
@@ -69,16 +85,16 @@ async def test_the_limit_rises_before_the_worker_takes_anything(scene):
     """Else the kernel would end it for doing what it was told."""
     s = await scene()
     assert await s.resize(150) is None
-    assert s.steps[:2] == ["limit 150", "told 150"]
-    assert s.worker.allowance == {"ram": 150}
+    assert s.steps[:2] == ["limit 150", "told 150 of ram"]
+    assert s.allowance == {"ram": 150}
 
 
 async def test_the_limit_falls_after_the_worker_gave_back(scene):
     """It is measured once it has, and before anybody believes it."""
     s = await scene()
     assert await s.resize(50) is None
-    assert s.steps == ["limit 100", "told 50", "measured", "limit 50"]
-    assert s.worker.allowance == {"ram": 50}
+    assert s.steps == ["limit 100", "told 50 of ram", "recorded {'ram': 50}", "measured", "limit 50"]
+    assert s.allowance == {"ram": 50}
 
 
 @pytest.mark.parametrize("count", [50, 150])
@@ -90,7 +106,27 @@ async def test_a_refusal_leaves_everything_as_it_was(scene, count):
     assert isinstance(refused, DoesNotFit)
     assert (refused.details["need_bytes"], refused.details["memory_bytes"], refused.hint) == (80, count, "h")
     assert s.steps[-1] == "limit 100"
-    assert s.worker.allowance == {"ram": 100}
+    assert s.allowance == {"ram": 100}
+
+
+async def test_bytes_of_a_gpu_leave_the_limit_of_ram_alone(scene):
+    """A cgroup knows nothing of them; the worker is told which memory is meant."""
+    s = await scene()
+    s.worker.allowance = {"ram": 100 * MIB, "cuda:0": 900 * MIB}
+    assert await s.resize(700, "cuda:0") is None
+    assert s.steps[:2] == ["limit 100", "told 700 of cuda:0"]
+    assert s.steps[-1] == "limit 100"
+    assert s.allowance == {"ram": 100, "cuda:0": 700}
+
+
+async def test_the_new_plan_is_passed_on_in_the_workers_words(scene):
+    """Whoever asked sees it; an answer that is none is no plan."""
+    s = await scene(200, {"plan": ["3 of 6 blocks resident", "memory 50 MiB", 7]})
+    await s.resize(50)
+    assert s.said.plan == ("3 of 6 blocks resident", "memory 50 MiB")
+    odd = await scene(200, {"plan": 3})
+    assert await odd.resize(50) is None
+    assert odd.said.plan == ()
 
 
 async def test_any_other_answer_is_a_refusal_too(scene):
@@ -98,7 +134,7 @@ async def test_any_other_answer_is_a_refusal_too(scene):
     assert "keeps its allowance: boom" in (await (await scene(500, {"error": {"message": "boom"}})).resize(50)).message
     alone = Scene(Endpoint(socket="/no/such.sock"), [])
     assert "could not be told" in (await alone.resize(50)).message
-    assert alone.worker.allowance == {"ram": 100}
+    assert alone.allowance == {"ram": 100}
 
 
 async def test_a_worker_that_leaves_is_not_asked(scene):

@@ -234,9 +234,10 @@ class FakeDesk:
             raise self.refusal
         return self.reloaded
 
-    async def set_allowance(self, model: str, count: int) -> None:
+    async def set_allowance(self, model: str, count: int, pool: str | None = None) -> tuple[str, ...]:
         """Write down what was wished."""
-        self.acts.append((f"allow {count}", model))
+        self.acts.append((f"allow {count}" + (f" of {pool}" if pool else ""), model))
+        return ("3 of 6 blocks resident",)
 
     def set_pin(self, model: str, pinned: bool) -> None:
         self.capabilities(model)

@@ -71,7 +71,8 @@ async def test_an_allowance_is_a_size(desk: FakeDesk, serve: Serve) -> None:
     gateway = await serve()
     for size in ("2KiB", 2048):
         async with gateway.post("/api/models/m/allowance", json={"memory": size}) as response:
-            assert (response.status, (await response.json())["name"]) == (200, "m")
+            body = await response.json()
+        assert (response.status, body["name"], body["plan"]) == (200, "m", ["3 of 6 blocks resident"])
     assert desk.acts == [("allow 2048", "m")] * 2
     for size in (None, "much", 0, -1, True, 1.5, [1]):
         async with gateway.post("/api/models/m/allowance", json={"memory": size}) as response:
@@ -79,6 +80,16 @@ async def test_an_allowance_is_a_size(desk: FakeDesk, serve: Serve) -> None:
     async with gateway.post("/api/models/x/allowance", json={"memory": 1}) as response:
         assert response.status == 404
     assert len(desk.acts) == 2
+
+
+async def test_an_allowance_may_name_its_pool(desk: FakeDesk, serve: Serve) -> None:
+    """It is passed on; what is no name is refused."""
+    gateway = await serve()
+    async with gateway.post("/api/models/m/allowance", json={"memory": 2048, "pool": "cuda:0"}) as response:
+        assert response.status == 200
+    assert desk.acts == [("allow 2048 of cuda:0", "m")]
+    async with gateway.post("/api/models/m/allowance", json={"memory": 2048, "pool": 0}) as response:
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "pool")
 
 
 async def test_a_load_that_fails_says_why(desk: FakeDesk, serve: Serve) -> None:

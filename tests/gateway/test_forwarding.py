@@ -12,7 +12,9 @@ import pytest
 from aiohttp import web
 
 from pagein.errors import NeverFits, PageinError, QueueFull
-from pagein.protocol import PATHS, Capability
+from pagein.gateway.ports import Prepared
+from pagein.gateway.relay import Silence
+from pagein.protocol import KV_CONVERSATION_HEADER, KV_TENANT_HEADER, PATHS, Capability
 from tests.gateway.conftest import Serve
 from tests.gateway.fakes import ALL_PATHS, ANSWER, FakeDesk, FakeWorker, begin, die, request_for
 
@@ -51,6 +53,44 @@ async def test_the_clients_key_stays_here(worker: FakeWorker, serve: Serve) -> N
     async with gateway.post("/v1/embeddings", json={"model": "m", "input": "x"}, headers=key) as response:
         assert response.status == 200
     assert "Authorization" not in worker.requests[0][2]
+
+
+async def test_whose_turn_it_is_only_the_daemon_says(desk: FakeDesk, worker: FakeWorker, serve: Serve) -> None:
+    """Tenant and conversation that a client claims never reach a worker; those of the daemon do, with each attempt."""
+    gateway = await serve()
+    claims = {KV_TENANT_HEADER: "another", KV_CONVERSATION_HEADER: "theirs"}
+    call = {"model": "m", "prompt": "x"}
+    async with gateway.post("/v1/completions", json=call, headers=claims):
+        pass
+    desk.prepared = Prepared(b"", headers={KV_TENANT_HEADER: "t", "Content-Type": "text/odd"})
+    async with gateway.post("/v1/completions", json=call, headers=claims):
+        pass
+    first, second = (headers for _, _, headers in worker.requests)
+    assert not claims.keys() & first.keys()
+    assert second[KV_TENANT_HEADER] == "t"
+    assert KV_CONVERSATION_HEADER not in second
+    assert second["Content-Type"] == "application/json"
+
+
+async def test_what_a_worker_restored_by_itself_is_told(desk: FakeDesk, worker: FakeWorker, serve: Serve) -> None:
+    """Its own counters become the headers that a restore by the daemon has, and are accounted for."""
+    timings = {"cache_n": 7, "prompt_n": 2, "prompt_ms": 5.0, "predicted_n": 1, "restored_n": 5}
+
+    async def answer(request: web.Request) -> web.Response:
+        told = timings if len(worker.requests) == 1 else {**timings, "cache_n": 0, "restored_n": 0, "miss": "empty: nö"}
+        return web.json_response({"choices": [], "timings": told})
+
+    worker.answer = answer
+    gateway = await serve()
+    call = {"model": "m", "prompt": "x"}
+    async with gateway.post("/v1/completions", json=call) as response:
+        assert response.headers["X-Pagein-Restored-Tokens"] == "5"
+        assert response.headers["X-Pagein-Computed-Tokens"] == "2"
+    async with gateway.post("/v1/completions", json=call) as response:
+        assert response.headers["X-Pagein-Restored-Tokens"] == "0"
+        assert response.headers["X-Pagein-Restore-Miss"] == "empty: n?"
+    await desk.settled()
+    assert [one.restored for _, one in desk.accounted if one is not None] == [5, 0]
 
 
 @pytest.mark.parametrize("known_length", [True, False])
@@ -223,6 +263,38 @@ async def test_silence_beyond_the_time_out_ends_the_call(desk: FakeDesk, worker:
         assert (response.status, error["code"], error["timeout_seconds"]) == (504, "worker_timeout", 1.0)
     assert await desk.settled() == [504]
     assert await worker.deserted() == "/v1/embeddings"
+
+
+async def test_a_worker_that_shows_life_before_its_answer_is_not_silent(
+    desk: FakeDesk, worker: FakeWorker, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each interim answer starts the time-out anew, so an answer may take longer than it; clients see none."""
+    bounds: list[float] = []
+    heard, broken = asyncio.Semaphore(0), Silence.broken
+
+    def note(silence: Silence) -> None:
+        before = silence._clock.when() or 0
+        broken(silence)
+        bounds.append((silence._clock.when() or 0) - before)
+        heard.release()
+
+    async def slowly(request: web.Request) -> web.Response:
+        for _ in range(3):
+            await request.writer.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+            await heard.acquire()
+        request.writer.output_size = 0
+        return web.json_response({"data": []})
+
+    monkeypatch.setattr(Silence, "broken", note)
+    worker.answer = slowly
+    gateway = await serve()
+    for _ in range(2):  # on a connection that is used again, too
+        bounds.clear()
+        async with gateway.post("/v1/embeddings", json={"model": "m"}) as response:
+            assert (response.status, await response.json()) == (200, {"data": []})
+        assert len(bounds) >= 4
+        assert min(bounds) > 0
+    assert await desk.settled() == [200, 200]
 
 
 async def test_a_redirect_of_a_worker_is_not_followed(desk: FakeDesk, worker: FakeWorker, serve: Serve) -> None:

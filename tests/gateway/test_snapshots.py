@@ -34,6 +34,9 @@ async def test_everything_is_shown(desk: FakeDesk, store: Any, serve: Serve) -> 
     assert [one["tokens"] for one in body["snapshots"]] == [100, 50]
     assert body["usage"]["snapshots"] == 2
     assert body["models"][0]["misses"] == {"tokens": 3}
+    assert body["blocks"] == []
+    async with gateway.get("/api/state/kv") as response:
+        assert await response.json() == {"models": {"p": {"active": 1}}}
 
 
 async def test_one_or_all_are_removed(store: Any, serve: Serve) -> None:
@@ -49,7 +52,7 @@ async def test_one_or_all_are_removed(store: Any, serve: Serve) -> None:
             assert (response.status, (await response.json())["error"]["code"]) == (404, SnapshotNotFound.code)
     assert ids(store) == {long.id}
     async with gateway.session.delete(url) as response:
-        assert await response.json() == {"snapshots": 1, "bytes": long.bytes}
+        assert await response.json() == {"snapshots": 1, "bytes": long.bytes, "blocks": 0}
     assert ids(store) == set()
 
 

@@ -56,3 +56,15 @@ def test_closing_twice_is_fine_and_a_closed_buffer_has_no_view():
     buffer.close()
     with pytest.raises(AssertionError):
         _ = buffer.view
+
+
+def test_pages_that_are_given_back_are_memory_of_the_system_again():
+    """Without huge pages exactly the named pages go; their neighbours stay as they are."""
+    buffer = Buffer(8 * MIB, huge=False)
+    buffer.view[:] = b"\x01" * (8 * MIB)
+    before = resident()
+    buffer.give_back(mmap.PAGESIZE, 6 * MIB)
+    assert before - resident() >= 5 * MIB
+    assert buffer.view[mmap.PAGESIZE - 1] == 1
+    assert not any(buffer.view[mmap.PAGESIZE : mmap.PAGESIZE + 6 * MIB])
+    assert buffer.view[mmap.PAGESIZE + 6 * MIB] == 1

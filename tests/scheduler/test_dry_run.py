@@ -58,3 +58,15 @@ def test_a_model_that_serves_at_its_limit_is_resident_with_the_reason_of_the_wai
     assert (seen.outcome, seen.reason) == ("resident", "a is serving 1 request, 1 at a time")
     w.send(ev.UnloadWanted("a"))
     assert outcome(w, "a") == "wait"
+
+
+def test_a_hung_worker_is_waited_for_in_the_dry_run_too():
+    """It takes no more requests, although it has places and another one runs."""
+    w = World(10, [model("a", 4, parallel=3)])
+    first = w.request("a")
+    w.run_effects()
+    w.request("a")
+    w.finish(first, silent=True)
+    assert outcome(w, "a") == "wait"
+    waiting = w.request("a")
+    assert waiting in w.waiting

@@ -39,7 +39,7 @@ class Crossings(RuleBasedStateMachine):
 
     @staticmethod
     def _model(name, need, priority="medium", **more):
-        return model(name, need, priority=priority, queue_limit=4, **more)
+        return model(name, need, priority=priority, queue_limit=4, adjusts=name in "ab", **more)
 
     def _there(self, name):
         return name in self.world.state.models
@@ -177,6 +177,26 @@ class Crossings(RuleBasedStateMachine):
             if m.priority == "high" and m.problem is None:
                 self.world.send(ev.LoadWanted(name, speculative=True))
 
+    @rule(name=names, need=st.integers(1, 18), whose=st.sampled_from(["operator", "own", "others"]))
+    def other_bytes(self, name, need, whose):
+        if not self._there(name):
+            return
+        fresh = {name: self._model(name, need, self.world.state.models[name].priority)}
+        match whose:
+            case "operator":
+                self.world.send(ev.ResizeWanted(name, need))
+            case "own":
+                self.world.send(ev.Reconfigured(fresh, resized=frozenset({name})))
+            case "others":
+                self.world.send(ev.Reconfigured(fresh, allotted=frozenset({name})))
+
+    @precondition(lambda self: self.world.telling)
+    @rule(refuses=st.booleans())
+    def keeps_to_its_bytes(self, refuses):
+        told = self.world.telling.pop(0)
+        error = LoadFailed("it cannot") if refuses else None
+        self.world.send(ev.Resized(told.model, told.allowance, error))
+
     @rule(name=names, wish=st.sampled_from(["load", "load", "hurry not", "unload", "leave", "pin", "unpin"]))
     def operators(self, name, wish):
         match wish:
@@ -207,6 +227,8 @@ class Crossings(RuleBasedStateMachine):
         for m in w.state.models.values():
             assert not m.removed or m.state not in (State.ABSENT, State.FAILED)
             assert not m.removed or not m.waiting
+            assert m.edit is None or m.resizing
+            assert m.usual_need is None or m.state not in (State.ABSENT, State.FAILED)
 
     def teardown(self):
         """Nothing wedges: once everybody behaves, each model that can serve does, and no byte stays charged."""
@@ -217,6 +239,8 @@ class Crossings(RuleBasedStateMachine):
             self._ends_late(request)
         for room in list(w.rooms):
             w.end_room(room)
+        for told in w.telling:
+            w.send(ev.Resized(told.model, told.allowance))
         w.send(ev.Measured({}, {"ram": None}, daemon=0, pressure=PressureState(PressureLevel.CALM)))
         for name in NAMES:
             w.send(ev.LeftChanged(name, {}))

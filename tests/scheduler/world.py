@@ -17,6 +17,7 @@ from pagein.scheduler.actions import (
     Note,
     Refuse,
     Renewed,
+    Resize,
     Sleep,
     Stop,
     Wait,
@@ -44,6 +45,8 @@ class World:
         self.asleep: set[str] = set()
         self.sleepers: set[str] = set()
         """Models whose workers say that they can sleep."""
+        self.telling: list[Resize] = []
+        """Workers that were told to live with other bytes, and have not answered."""
         self.rooms: dict[str, str] = {}
         """Outsiders' leases: wanted or held."""
         self.granted: dict[int, str] = {}
@@ -100,6 +103,13 @@ class World:
                 self.rooms[action.room] = "held"
             case Deny():
                 assert self.rooms.pop(action.room) == "wanted"
+            case Resize():
+                assert self.state.models[action.model].state is State.RESIDENT
+                had, held = self.state.models[action.model].allowance, self.state.held(action.model)
+                assert all(held[pool] >= max(count, had[pool]) for pool, count in action.allowance.items())
+                self.telling.append(action)
+            case Renewed() if action.lives:
+                assert self.state.models[action.model].adjusts
             case Renewed():
                 assert action.model not in self.loading + self.leaving + self.freeing
                 assert not action.removed or action.model not in self.waiting.values()

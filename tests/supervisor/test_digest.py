@@ -18,6 +18,7 @@ OF_ONE_START = {
     "ready_timeout": 1.0,
     "environ": {"A": "1"},
     "adopt_wait": 1.0,
+    "kv_disk": 1,
 }
 DECIDING = {
     "name": "n",
@@ -31,6 +32,7 @@ DECIDING = {
     "cpus": [0],
     "device": "cuda:0",
     "options": {"a": 1},
+    "kv_dir": "/kv",
 }
 
 

@@ -65,6 +65,12 @@ class Cuda:
     def mem_get_info(self, device: Any) -> tuple[int, int]:
         return self.total - self.taken, self.total
 
+    def is_available(self) -> bool:
+        return True
+
+    def set_per_process_memory_fraction(self, share: float, device: Any) -> None:
+        self.log.append(("allocator", "may have", round(share * self.total)))
+
     def memory_reserved(self, device: Any) -> int:
         return self.reserved
 

@@ -42,7 +42,8 @@ def main() -> None:
     ids = torch.arange(2, 10)[None]
     with torch.inference_mode():
         out = model.generate(ids, max_new_tokens=int(tokens), do_sample=False, eos_token_id=None, pad_token_id=0)
-    told = {"tokens": out[0].tolist(), "resident": resident, "fits": model.pagein.plan.fits_whole}
+    plan = model.pagein.plan
+    told = {"tokens": out[0].tolist(), "resident": resident, "fits": plan.fits_whole, "kv": plan.kv}
     model.pagein.close()
     print(json.dumps(told))
 

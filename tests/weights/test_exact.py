@@ -131,3 +131,30 @@ def test_what_fits_is_read_once(make_model: Any, load: Any) -> None:
     sizes = {one.nbytes for one in part.pagein.report.passes}
     assert len(sizes) == 1
     assert sizes.pop() >= part.pagein.plan.streamed_bytes_per_pass > 0
+
+
+def test_plans_after_some_passes_go_by_how_those_computed(make_model: Any, load: Any) -> None:
+    """The first plan knows what a product takes; once tokens were made, a plan knows what they computed for."""
+    model = load(make_model("llama"), 0.7)
+    estimated = model.pagein.plan.compute_seconds
+    assert estimated is not None
+    with torch.inference_mode():
+        model.generate(torch.arange(2, 9)[None], max_new_tokens=8, eos_token_id=None, do_sample=False, pad_token_id=0)
+    measured = model.pagein.report.compute_seconds
+    alone = [one.seconds - one.waited for one in model.pagein.report.passes if one.tokens == 1]
+    assert measured is not None
+    assert min(alone) <= measured <= max(alone)
+    plan = model.pagein.set_memory(model.pagein.plan.memory)
+    assert plan.compute_seconds == measured
+    assert plan.predicted_seconds is not None
+    assert plan.predicted_seconds >= 0.999 * measured
+
+
+def test_prefetch_is_a_number_of_buffers_or_left_to_the_plan(make_model: Any, load: Any) -> None:
+    """A number is taken where so many fit; "auto" takes a number that is predicted to be no slower than any."""
+    folder = make_model("llama")
+    chosen = load(folder, 0.6).pagein.plan
+    for depth in (2, 3, 4):
+        plan = load(folder, 0.6, prefetch=depth).pagein.plan
+        assert plan.slots >= depth
+    assert 2 <= chosen.slots <= 4

@@ -189,6 +189,32 @@ def test_a_batch_of_any_lengths_equals_single_runs(make_model: Any, load: Any) -
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
 
 
+@pytest.mark.parametrize("how", [{"num_beams": 3}, {"do_sample": True}])
+def test_every_sequence_that_is_asked_for_comes_back(make_model: Any, load: Any, how: dict[str, Any]) -> None:
+    """With num_return_sequences a prompt gets as many, as generate gives them, shorter ones filled up alike."""
+    model = load(make_model("llama"), 0.5)
+    settings = {"max_new_tokens": 8, "num_return_sequences": 3, "eos_token_id": None, **how}
+    ids = torch.arange(2, 9)
+    with torch.inference_mode():
+        torch.manual_seed(5)
+        alone = model.generate(ids[None], pad_token_id=0, **settings)
+    torch.manual_seed(5)
+    assert alone.shape[0] == 3
+    assert torch.equal(model.pagein.generate_batch([ids], **settings)[0], alone)
+
+
+def test_more_may_be_asked_for_than_tokens(make_model: Any, load: Any) -> None:
+    """Where generate returns more than a tensor, so does a batch, for each prompt."""
+    model = load(make_model("llama"), 0.5)
+    ids = torch.arange(2, 9)
+    settings = {"max_new_tokens": 3, "output_scores": True, "return_dict_in_generate": True, "do_sample": False}
+    (given,) = model.pagein.generate_batch([ids], **settings)
+    with torch.inference_mode():
+        alone = model.generate(ids[None], pad_token_id=0, **settings)
+    assert torch.equal(given.sequences, alone.sequences)
+    assert all(torch.equal(one, other) for one, other in zip(given.scores, alone.scores, strict=True))
+
+
 def test_a_prompt_longer_than_the_cache_is_refused_at_once(make_model: Any, load: Any) -> None:
     """A prompt that can never fit is refused with both numbers before anything is computed."""
     model = load(make_model("llama"), 0.5)

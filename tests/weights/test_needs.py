@@ -143,6 +143,7 @@ def test_experts_are_counted_apart(tmp_path, fused):
     assert needs.experts.total == routed
     assert needs.experts.per_token == routed * 2 // 8
     assert needs.experts.least == routed * 2 // 8 // 3
+    assert read_needs(made, context=16, compression="4bit").needs.experts == needs.experts
     dense = block_bytes(shapes, 1) - routed // 3
     assert dense <= needs.units[1].slot_bytes
 

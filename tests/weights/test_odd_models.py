@@ -45,6 +45,15 @@ CASES: dict[str, Callable[[], tuple[Any, str]]] = {
         ),
         "ZambaForCausalLM",
     ),
+    "feed-forwards of several widths, layers that share a cache": lambda: (
+        config_of(
+            "Gemma3nTextConfig", intermediate_size=[128, 128, 256, 256] * 2, num_hidden_layers=8, head_dim=16,
+            vocab_size_per_layer_input=512, hidden_size_per_layer_input=16, laurel_rank=8, num_kv_shared_layers=2,
+            layer_types=["sliding_attention", "full_attention"] * 4, activation_sparsity_pattern=[0.0] * 8,
+            sliding_window=16,
+        ),
+        "Gemma3nForCausalLM",
+    ),
     "a buffer that is kept in fp32": lambda: (
         config_of(
             "DeepseekV3Config", moe_intermediate_size=32, n_routed_experts=8, num_experts_per_tok=2, n_group=2,

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn
 
-from pagein.weights.packed_linear import PackedLinear, packed_like, sides, swap_linears
+from pagein.weights.packed_linear import PackedLinear, packed_like, sides
 from pagein.weights.packing import pack, unpack
 
 pytestmark = pytest.mark.torch
@@ -79,21 +79,18 @@ def test_weight_is_there_for_who_looks():
     assert empty.weight.is_meta
 
 
-def test_swap_replaces_what_is_wanted():
-    """Only plain linear layers that are large enough and wanted are swapped, their bias stays the same tensor."""
+def test_what_can_be_packed():
+    """Plain linear layers that are large enough; in the packed layer's place their bias stays the same tensor."""
 
     class Odd(nn.Linear):
         """Computes in its own way, for all that the swap can know."""
 
     with torch.device("meta"):
-        block = nn.ModuleDict(
-            {"a": nn.Linear(128, 128), "b": nn.Linear(128, 16), "c": Odd(128, 128), "d": nn.Linear(128, 128)}
-        )
-    bias = block["a"].bias
-    assert swap_linears(block, lambda path, _: path != "d", 4) == ["a"]
-    assert [type(child) for child in block.values()] == [PackedLinear, nn.Linear, Odd, nn.Linear]
-    assert block["a"].bias is bias
-    assert all(buffer.is_meta for buffer in block["a"].buffers())
+        plain, small, odd = nn.Linear(128, 128), nn.Linear(128, 16), Odd(128, 128)
+    assert [sides(one, 4) for one in (plain, small, odd)] == [(128, 128), None, None]
+    made = packed_like(plain, 4)
+    assert made.bias is plain.bias
+    assert all(buffer.is_meta for buffer in made.buffers())
 
 
 def test_conv1d_is_taken_the_other_way_round():

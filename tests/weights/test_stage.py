@@ -53,3 +53,12 @@ def test_a_device_that_is_not_there_is_refused_by_name() -> None:
         assert stage_for("auto").device.type == "cpu"
     with pytest.raises(ModelUnsuited, match="'meta'"):
         stage_for("meta")
+
+
+def test_products_are_measured_once_for_each_dtype() -> None:
+    """What a token is multiplied with in a second is a measured speed, taken once in a process."""
+    stage = OnCpu()
+    first = stage.products(torch.float32)
+    assert first is not None
+    assert first > 0
+    assert stage.products(torch.float32) == first

@@ -30,12 +30,14 @@ def allot(
 def _allotted(
     entry: ModelEntry, entries: Mapping[str, ModelEntry], models: Mapping[str, Model], budgets: Mapping[str, int]
 ) -> ModelEntry:
-    budget = budgets.get("ram")
+    pool = entry.pool
+    budget = budgets.get(pool)
     if entry.least is None or entry.problem is not None or models[entry.name].memory is not None or budget is None:
         return entry
-    kept = sum(_kept_bytes(other) for name, other in entries.items() if name != entry.name and _is_kept(models[name]))
-    room = max(budget - DAEMON_BYTES - kept, 0)
-    whole = entry.estimate.bytes.get("ram", 0)
+    others = [other for name, other in entries.items() if name != entry.name and _is_kept(models[name])]
+    daemon = DAEMON_BYTES if pool == "ram" else 0
+    room = max(budget - daemon - sum(_kept_bytes(other, pool) for other in others), 0)
+    whole = entry.estimate.bytes.get(pool, 0)
     if whole <= room:
         return replace(entry, need=entry.estimate)
     given = max(room // SHARE, entry.least)
@@ -43,11 +45,12 @@ def _allotted(
         f"streams within {format_bytes(given)} (half of what the budget can give it, or the least that it can do with: "
         f"{format_bytes(entry.least)}); whole it would take {format_bytes(whole)}"
     )
-    return replace(entry, need=Need({"ram": given}, NeedSource.ESTIMATED, text))
+    return replace(entry, need=Need({**entry.estimate.bytes, pool: given}, NeedSource.ESTIMATED, text))
 
 
-def _kept_bytes(entry: ModelEntry) -> int:
-    return entry.need.bytes.get("ram", 0) if entry.least is None else min(entry.least, entry.need.bytes.get("ram", 0))
+def _kept_bytes(entry: ModelEntry, pool: str) -> int:
+    need = entry.need.bytes.get(pool, 0)
+    return need if entry.least is None or entry.pool != pool else min(entry.least, need)
 
 
 def _is_kept(model: Model) -> bool:

@@ -14,7 +14,7 @@ from pagein.catalog.ctranslate2 import read_ctranslate2
 from pagein.catalog.folder import files_in, inside
 from pagein.catalog.gguf import GgufHeader, read_gguf
 from pagein.catalog.gguf_geometry import geometry
-from pagein.catalog.hf_config import has_chat_template, read_architectures, read_config
+from pagein.catalog.hf_config import has_chat_template, read_config, read_traits
 from pagein.catalog.model import Format, ModelInfo
 from pagein.catalog.onnx import read_onnx
 from pagein.catalog.ort import read_ort
@@ -96,7 +96,7 @@ def describe_safetensors(path: Path, shards: Sequence[Path]) -> ModelInfo:
         **asdict(shape),
         metadata={
             "bytes_by_type": by_type,
-            "architectures": read_architectures(folder),
+            **read_traits(folder),
             "largest_block": spread.largest_block,
             "largest_experts": spread.largest_experts,
             "outside_blocks": spread.rest,

@@ -53,7 +53,7 @@ def estimate(
     elif engine == "whisper":
         parts = whisper(info, device, options)
     elif engine == "transformers":
-        return total(transformers(info, context, parallel, options), TRANSFORMERS_MARGIN)
+        return total(transformers(info, context, parallel, options, device), TRANSFORMERS_MARGIN)
     else:
         parts = _generic(info, engine, context, parallel, device)
     return total(parts)

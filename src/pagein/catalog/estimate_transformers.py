@@ -2,6 +2,7 @@
 
 The engine is given its allowance and keeps within it, so these figures decide how much it is given, not what it takes.
 Sources: resident sizes of a worker with torch 2.13 for CPUs and transformers 5.24; `pagein.weights.needs` for the rest.
+On a GPU the allowance is that of its pool, and what the host takes beside is counted in ``ram``.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from collections.abc import Mapping
 from pagein.catalog.estimate_local import MIB
 from pagein.catalog.geometry import F16
 from pagein.catalog.model import Ingredient, ModelInfo
+from pagein.units import parse_bytes
 
 RUNTIME = 460 * MIB
 """Interpreter, torch and transformers with their threads, a tokeniser and the HTTP server: 380 to 430 MiB."""
+CUDA_DEVICE, CUDA_HOST = 768 * MIB, 640 * MIB
+"""Context, kernels and workspaces on the device with the planner's scratch of 128 MiB, and what the CUDA libraries take
+of the host: upper estimates. This engine has not run on a GPU yet."""
 CHUNK = 256
 """Tokens of a prompt in one pass; a test keeps it that of the engine."""
 MARGIN = 1.06
@@ -22,46 +27,104 @@ BITS = {"8bit": 8.5, "4bit": 5.0}
 """Stored bits per weight of a compressed model, scales included; its table stays as it is."""
 ACTIVE = 0.5
 """Share of a block's routed experts that a token uses at most; 2 of 8 and 8 of 128 are usual."""
-SLOTS = 2
-"""Buffers that a streamed model cannot do without."""
+SLOTS, MOST_SLOTS = 2, 4
+"""Buffers that a streamed model cannot do without, and that it takes where there is room; a test keeps them those of
+the planner."""
+BIASES = 2
+"""Numbers per head and pair of tokens that a position bias costs: itself, and its sum with the mask (T5 of 8 heads,
+2,048 tokens: 256 of 289 MiB)."""
 
 
 def transformers(
-    info: ModelInfo, context: int | None, parallel: int, options: Mapping[str, object]
+    info: ModelInfo, context: int | None, parallel: int, options: Mapping[str, object], device: str = "cpu"
 ) -> list[Ingredient]:
     """Everything that a worker takes with all weights in memory."""
+    weights = int(info.weight_bytes * _share(info, options))
     return [
-        Ingredient("weights", int(info.weight_bytes * _share(info, options)), "ram"),
-        *_beside(info, context, parallel),
+        Ingredient("weights", weights, _pool(device)),
+        *_beside(info, context, parallel, device),
+        *_host(info, options, device),
     ]
 
 
-def least(info: ModelInfo, context: int | None, parallel: int, options: Mapping[str, object]) -> int | None:
-    """Bytes that a streamed worker cannot do without; None where nothing of the model can be streamed."""
+def least(
+    info: ModelInfo, context: int | None, parallel: int, options: Mapping[str, object], device: str = "cpu"
+) -> int | None:
+    """Bytes of its pool that a streamed worker cannot do without; None where nothing of the model can be streamed."""
     block, rest = info.metadata.get("largest_block"), info.metadata.get("outside_blocks")
     if not isinstance(block, int) or not isinstance(rest, int) or not block:
         return None
-    experts = info.metadata.get("largest_experts")
-    routed = experts * ACTIVE if isinstance(experts, int) else 0.0
     share = _share(info, options)
-    parts = [part.bytes for part in _beside(info, context, parallel)]
-    return int((sum(parts) + rest + (SLOTS * block + routed) * share) * MARGIN)
+    parts = [part.bytes for part in _beside(info, context, parallel, device)]
+    return int((sum(parts) + rest + (SLOTS * block + _active_experts(info)) * share) * MARGIN)
 
 
-def _beside(info: ModelInfo, context: int | None, parallel: int) -> list[Ingredient]:
-    """KV cache, activations and the process: the same whether weights stay or stream."""
-    item = _item(info)
+def _beside(info: ModelInfo, context: int | None, parallel: int, device: str) -> list[Ingredient]:
+    """KV cache, activations and the process, in the pool of the weights: the same whether those stay or stream."""
+    item, pool = _item(info), _pool(device)
     tokens = context or info.context_train or 0
     width = info.embedding_length or 0
-    inner = max(info.feed_forward_length or 0, 4 * width)
     each = info.kv_bytes_per_token if info.kv_bytes_per_token is not None else 2 * width * (info.layers or 0) * F16
-    cache = parallel * (tokens * each + info.kv_window_bytes) * item // F16
-    pass_bytes = parallel * (min(tokens, CHUNK) * (4 * width + 3 * inner) * 4 + (info.vocabulary or 0) * 8)
+    stacks = 2 if info.metadata.get("encoder_decoder") is True else 1  # its own tokens', and the encoder's
+    cache = parallel * (tokens * each * stacks + info.kv_window_bytes) * item // F16
     return [
-        Ingredient("KV", cache, "ram"),
-        Ingredient("activations", pass_bytes, "ram"),
+        Ingredient("KV", cache, pool),
+        Ingredient("activations", parallel * _pass_bytes(info, tokens), pool),
+        Ingredient("runtime", RUNTIME, pool) if device == "cpu" else Ingredient("CUDA", CUDA_DEVICE, pool),
+    ]
+
+
+def _pass_bytes(info: ModelInfo, tokens: int) -> int:
+    """Activations of one sequence at their peak: of a piece of the prompt, or of all of it where a model must see it.
+
+    As `pagein.weights.needs.activations` counts them.
+    """
+    width = info.embedding_length or 0
+    inner = max(info.feed_forward_length or 0, 4 * width)
+    at_once = tokens if info.metadata.get("whole_texts") is True else min(tokens, CHUNK)
+    biases = BIASES * (info.heads or 0) * at_once**2 * 4 if info.metadata.get("position_bias") is True else 0
+    return at_once * (4 * width + 3 * inner) * 4 + (info.vocabulary or 0) * 8 + biases
+
+
+def _host(info: ModelInfo, options: Mapping[str, object], device: str) -> list[Ingredient]:
+    """What the host takes beside a device: the process, the buffers of the ring, and the part that is being loaded.
+
+    The ring counts also where all weights fit, since the allowance may change while the model lives.
+    """
+    if device == "cpu":
+        return []
+    share, found = _share(info, options), info.metadata.get("largest_block")
+    block = int((found if isinstance(found, int) and found else info.weight_bytes) * share)
+    table = (info.vocabulary or 0) * (info.embedding_length or 0) * _item(info)
+    return [
+        Ingredient("page-locked buffers", MOST_SLOTS * block if found else 0, "ram"),
+        Ingredient("a part that is being loaded", max(block, table), "ram"),
+        Ingredient("experts on their way", int(_active_experts(info) * share), "ram"),
+        Ingredient("KV behind the device", _host_kv(options), "ram"),
+        Ingredient("CUDA", CUDA_HOST, "ram"),
         Ingredient("runtime", RUNTIME, "ram"),
     ]
+
+
+def _host_kv(options: Mapping[str, object]) -> int:
+    """Bytes of the option `kv: {host: …}`; what is no size is left to the engine to refuse."""
+    tiers = options.get("kv")
+    wished = tiers.get("host") if isinstance(tiers, Mapping) else None
+    try:
+        count = parse_bytes(wished) if isinstance(wished, str) else wished
+    except ValueError:
+        return 0
+    return count if isinstance(count, int) and count > 0 else 0
+
+
+def _pool(device: str) -> str:
+    return "ram" if device == "cpu" else device
+
+
+def _active_experts(info: ModelInfo) -> int:
+    """Stored bytes of the routed experts that one block needs for a token, at most."""
+    experts = info.metadata.get("largest_experts")
+    return int(experts * ACTIVE) if isinstance(experts, int) else 0
 
 
 def _share(info: ModelInfo, options: Mapping[str, object]) -> float:

@@ -23,7 +23,17 @@ def computes_on_gpu(row: EngineRow, options: Mapping[str, object]) -> bool:
         return _program_has_cuda(program) if program is not None else _library_has_cuda()
     if row.name == "onnx":
         return is_installed("onnxruntime-gpu")
+    if row.name == "transformers":
+        return not _torch_is_for_cpus()
     return True
+
+
+def _torch_is_for_cpus() -> bool:
+    """By the version's suffix; of a build without one it cannot be told."""
+    try:
+        return distribution("torch").version.endswith("+cpu")
+    except PackageNotFoundError:
+        return True
 
 
 @lru_cache(maxsize=16)

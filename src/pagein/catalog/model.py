@@ -110,7 +110,12 @@ class ModelEntry:
     options: Mapping[str, object] = field(default_factory=dict)
     """The configured options with what the header adds (``embedding: true``); what the worker is given."""
     least: int | None = None
-    """Bytes of RAM that it can do with because its engine streams what does not fit; None where it takes what it takes.
-    Such a model keeps within what it is given, so what it was measured to take says nothing about what it needs."""
+    """Bytes of `pool` that it can do with because its engine streams what does not fit; None where it takes what it
+    takes. Such a model keeps within what it is given, so what it was measured to take is not what it needs."""
     problem: str | None = None
     """Why this model cannot be served here (file missing, engine not installed), or None."""
+
+    @property
+    def pool(self) -> str:
+        """The pool that its weights are in; on a machine with one memory that is ``ram``, wherever it computes."""
+        return self.device if self.device in self.estimate.bytes else "ram"

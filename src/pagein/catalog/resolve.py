@@ -108,10 +108,10 @@ def _entry(
         context=settings.context,
         recipe=settings.recipe,
         options=settings.options,
-        least=least(info, settings.context, settings.parallel, settings.options)
+        least=least(info, settings.context, settings.parallel, settings.options, choice.device)
         if info is not None and streams
         else None,
-        problem=_problem(info, settings, row) or choice.problem,
+        problem=_problem(info, settings, row) or choice.problem or _one_memory(settings, choice, machine),
     )
 
 
@@ -315,6 +315,13 @@ def _problem(info: ModelInfo | None, settings: _Settings, row: EngineRow | None)
     if row.name == "transformers" and info is not None and not (info.path / "config.json").is_file():
         return f"{info.path} has no config.json beside its weights: name the folder that transformers wrote"
     return _recipe_problem(settings) if row.name == "onnx" else None
+
+
+def _one_memory(settings: _Settings, choice: Choice, machine: MachineSnapshot) -> str | None:
+    """Weights that are copied to a device would be there twice where its memory is the machine's own."""
+    if settings.engine != "transformers" or choice.device == "cpu" or not machine.unified:
+        return None
+    return f"device is {choice.device}, whose memory is the CPU's: set device: cpu for the engine transformers"
 
 
 def _no_engine(engine: str) -> str:

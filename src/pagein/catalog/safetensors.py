@@ -148,13 +148,24 @@ def is_safetensors(start: bytes) -> bool:
 def read_safetensors(path: Path, *, places: bool = False) -> TensorTable:
     """Read and check the header of one file, with each tensor's place where asked; raises BadModelFile."""
     with BoundedFile(path) as file:
-        length = struct.unpack("<Q", file.at(0, 8, "the header's length"))[0]
-        if length > LONGEST_HEADER:
-            raise bad(path, f"has a header of {length} bytes, the limit is {LONGEST_HEADER}")
-        scanner = _Scanner(path, file.at(8, length, "the header"))
-        table = TensorTable(path, file.size, 8 + length, tensors=[] if places else None)
-        _check_places(table, sorted(_entries(scanner, table)), file.size - 8 - length)
-        return table
+        length = header_length(path, file.at(0, 8, "the header's length"))
+        return parse_header(path, file.at(8, length, "the header"), file.size, places=places)
+
+
+def header_length(path: Path, start: bytes, limit: int = LONGEST_HEADER) -> int:
+    """Return the bytes of the header that the first 8 bytes of a file announce; raises BadModelFile past the limit."""
+    length: int = struct.unpack("<Q", start)[0]
+    if length > limit:
+        raise bad(path, f"has a header of {length} bytes, the limit is {limit}")
+    return length
+
+
+def parse_header(path: Path, text: bytes, size: int, *, places: bool = False) -> TensorTable:
+    """Check the header of a file of ``size`` bytes that was read already; raises BadModelFile. Opens nothing."""
+    scanner = _Scanner(path, text)
+    table = TensorTable(path, size, 8 + len(text), tensors=[] if places else None)
+    _check_places(table, sorted(_entries(scanner, table)), size - 8 - len(text))
+    return table
 
 
 def _entries(scanner: _Scanner, table: TensorTable) -> Iterator[tuple[int, int, str]]:

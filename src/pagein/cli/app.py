@@ -34,10 +34,12 @@ COMMANDS: dict[str, Entry] = {
         "Make 4- or 8-bit shards of a model, to be streamed in a quarter or half of the bytes.", "Set up and serve"
     ),
     "shard": Entry("Lay a model's weights out as one file per block, in running order, unchanged.", "Set up and serve"),
+    "split": Entry("Split a model by its capabilities, and look after what was split.", "Set up and serve"),
     "run": Entry("Send a prompt, a recording or an image to a model and print its answer.", "Use models"),
     "chat": Entry("Talk with a model; the conversation is kept, and goes on whenever you come back.", "Use models"),
     "load": Entry("Load a model without using it.", "Use models"),
     "unload": Entry("Unload a model once nobody uses it.", "Use models"),
+    "allowance": Entry("Let a loaded model that streams live with more or less memory.", "Use models"),
     "pin": Entry("Keep a model in memory whatever happens.", "Use models"),
     "unpin": Entry("Let a pinned model be evicted again.", "Use models"),
     "lease": Entry("Run a program that needs memory of its own, or list such leases.", "Use models"),
@@ -48,6 +50,7 @@ COMMANDS: dict[str, Entry] = {
     "logs": Entry("Print the log of a model.", "Look inside"),
     "state": Entry("List, delete, export or check what is kept of conversations.", "Look inside"),
     "bench": Entry("Measure what this machine gives.", "Look inside"),
+    "tune": Entry("Find settings for this machine by measuring it.", "Look inside"),
     "version": Entry("Print the version.", "Look inside"),
 }
 """Every command. Its function has its name and lives in ``pagein.cli.<name>``; its docstring starts so."""

@@ -16,6 +16,7 @@ import aiohttp
 
 from pagein.cli.address import KEY_VARIABLE, Daemon
 from pagein.cli.decode import (
+    allowance_of,
     decision_of,
     error_of,
     plan_of,
@@ -31,7 +32,7 @@ from pagein.cli.decode import (
     verified_of,
 )
 from pagein.errors import ConversationNotFound, DaemonUnreachable, ModelNotFound, PageinError, Unauthorized
-from pagein.gateway.ports import Decision, PlanView, ReloadView, RoomView, StatusView
+from pagein.gateway.ports import Decision, ModelView, PlanView, ReloadView, RoomView, StatusView
 from pagein.gateway.snapshot_ports import Removed, SavedView, Verified
 from pagein.history import Thread
 
@@ -93,6 +94,11 @@ class Client:
         async with self._open("POST", f"/api/models/{quote(model, safe='')}/{verb}"):
             pass
 
+    async def set_allowance(self, model: str, count: int, pool: str | None) -> tuple[ModelView, list[str]]:
+        """Let a loaded model live with other bytes; returns how it stands and its worker's new plan, once it does."""
+        wish: dict[str, object] = {"memory": count} | ({"pool": pool} if pool is not None else {})
+        return allowance_of(await self.post(f"/api/models/{quote(model, safe='')}/allowance", wish))
+
     async def reload(self) -> ReloadView:
         """Let the daemon read its configuration again; returns what changed."""
         return reload_of(await self.post("/api/reload", {}))
@@ -148,6 +154,14 @@ class Client:
     async def saved(self) -> SavedView:
         """Return the snapshots, and what was reused of them."""
         return saved_of(await self._ask("/api/state"))
+
+    async def kv_reports(self) -> dict[str, dict[str, Any]]:
+        """Return what workers that keep KV caches by themselves report of them, by model."""
+        body = await self._ask("/api/state/kv")
+        models = body.get("models") if isinstance(body, dict) else None
+        if not isinstance(models, dict):
+            raise stranger("the answer has no reports of KV caches")
+        return models
 
     async def forget_snapshot(self, snapshot: str) -> None:
         """Remove a snapshot."""

@@ -17,7 +17,16 @@ from pagein.gateway.ports import (
     RoomView,
     StatusView,
 )
-from pagein.gateway.snapshot_ports import Fault, Removed, ReuseView, SavedView, SnapshotView, UsageView, Verified
+from pagein.gateway.snapshot_ports import (
+    BlocksView,
+    Fault,
+    Removed,
+    ReuseView,
+    SavedView,
+    SnapshotView,
+    UsageView,
+    Verified,
+)
 from pagein.history import Thread
 
 T = TypeVar("T")
@@ -29,6 +38,11 @@ def status_of(body: Any) -> StatusView:
     models = [_value(ModelView, model) for model in _list(body, "models")]
     rooms = rooms_of(body, "rooms") if "rooms" in body else []  # a daemon of an older version has none
     return _value(StatusView, {**body, "pools": pools, "models": models, "rooms": rooms})
+
+
+def allowance_of(body: Any) -> tuple[ModelView, list[str]]:
+    """Read the answer of ``POST /api/models/{name}/allowance``: the model, and its plan in lines."""
+    return _value(ModelView, body), [str(line) for line in _list(body, "plan")]
 
 
 def rooms_of(body: Any, key: str = "leases") -> list[RoomView]:
@@ -60,7 +74,8 @@ def saved_of(body: Any) -> SavedView:
     """Read the answer of ``GET /api/state``."""
     snapshots = [_value(SnapshotView, one) for one in _list(body, "snapshots")]
     models = [_value(ReuseView, one) for one in _list(body, "models")]
-    return SavedView(_value(UsageView, body.get("usage")), snapshots, models)
+    blocks = [_value(BlocksView, one) for one in _list(body, "blocks")] if "blocks" in body else []
+    return SavedView(_value(UsageView, body.get("usage")), snapshots, models, blocks)
 
 
 def verified_of(body: Any) -> Verified:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,8 +15,10 @@ from rich.text import Text
 
 from pagein.catalog.engines import find_llama_server, find_row, installed_version, known_engines
 from pagein.cli.console import output, print_json, show
+from pagein.cli.doctor_kv import disk_finding, worker_findings
 from pagein.cli.options import Json
 from pagein.memory.probes.advice import Finding, Verdict, diagnose
+from pagein.memory.probes.transfers import advise_transfers, read_transfers
 from pagein.supervisor.limits import foresee
 
 _MARKS = {Verdict.OK: ("ok", "green"), Verdict.WARN: ("warn", "yellow"), Verdict.BAD: ("bad", "bold red")}
@@ -22,13 +26,21 @@ _ONE_LINE = 140
 """From this width on, what was found and what it means stand side by side."""
 
 
-def doctor(json: Json = False) -> None:
+def doctor(
+    disk: Annotated[
+        Path | None, typer.Option("--disk", metavar="FOLDER", help="Measure the disk of this folder, too: 256 MiB.")
+    ] = None,
+    json: Json = False,
+) -> None:
     """Say what this machine has and what that means for Pagein.
 
-    Memory, cgroups, GPUs, pressure, swap and engines; nothing is changed and no daemon is needed. Ends with 1 when
-    something will go wrong.
+    Memory, cgroups, GPUs and their links, locked and shared memory, pressure, swap and engines; nothing is changed and
+    no daemon is needed. Where one runs, what its workers keep of KV caches, too. Ends with 1 when something will go
+    wrong.
     """
-    findings = [*diagnose(), *limits(), *engines()]
+    findings = [*diagnose(), *advise_transfers(read_transfers()), *limits(), *engines(), *worker_findings()]
+    if disk is not None:
+        findings.append(disk_finding(disk))
     if json:
         print_json({"findings": [asdict(finding) for finding in findings]})
     else:

@@ -16,8 +16,9 @@ from pagein.gateway.ports import ReloadView
 def reload(url: Url = None, state_dir: StateDir = None, json: Json = False) -> None:
     """Let the daemon read its configuration again.
 
-    Prints what changed. Models that did not change keep running, changed ones drain and return. A wrong file changes
-    nothing: every fault of it is listed, and the daemon goes on with what it has.
+    Prints what changed. Models that did not change keep running, changed ones drain and return; one that streams takes
+    an edited `memory` while it lives. A wrong file changes nothing: every fault of it is listed, and the daemon goes on
+    with what it has.
     """
     daemon = find_daemon(url, state_dir)
     with errors().status("reading the configuration …"):

@@ -19,7 +19,7 @@ from pagein.cli.address import Daemon, find_daemon
 from pagein.cli.client import Client, call
 from pagein.cli.console import print_json, show
 from pagein.cli.options import Json, StateDir, Url
-from pagein.cli.state_tables import reuse_line, snapshot_table, thread_table, usage_line
+from pagein.cli.state_tables import blocks_line, reuse_line, snapshot_table, thread_table, usage_line
 from pagein.errors import BadUsage, ConversationNotFound, SnapshotDamaged, SnapshotNotFound
 from pagein.gateway.snapshot_ports import Removed, SavedView, Verified
 from pagein.history import Thread
@@ -71,7 +71,8 @@ def state(
     """List, delete, export or check what is kept of conversations.
 
     There are conversations (what was said: sessions, conversations, responses that continue each other) and snapshots
-    (what a model computed of them, so that the next turn need not). What is deleted is gone.
+    (what a model computed of them, so that the next turn need not); KV blocks are the same for the engine transformers,
+    which go with their conversation, with gc and with rm --all. What is deleted is gone.
 
     An export without a name has all conversations. verify without a name reads every snapshot, moves damaged ones
     aside and then fails. gc without --idle removes what was not used for `state.retain`.
@@ -123,6 +124,8 @@ def _list(daemon: Daemon, names: list[str], json: bool) -> None:
     if snapshots:
         show(snapshot_table(snapshots))
     show(usage_line(saved.usage))
+    for store in saved.blocks:
+        show(blocks_line(store))
     for model in saved.models:
         show(reuse_line(model))
 
@@ -168,7 +171,8 @@ def _conversations(count: int) -> str:
 
 def _told(removed: Removed) -> str:
     plural = "" if removed.snapshots == 1 else "s"
-    return f"{removed.snapshots} snapshot{plural} ({format_bytes(removed.bytes)})"
+    beside = f" and {format_bytes(removed.blocks)} of KV blocks" if removed.blocks else ""
+    return f"{removed.snapshots} snapshot{plural} ({format_bytes(removed.bytes)}){beside}"
 
 
 # ── export ──────────────────────────────────────────────────────────────────────────────────────────

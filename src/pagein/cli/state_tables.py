@@ -10,7 +10,7 @@ from rich.text import Text
 
 from pagein.cli.console import printable
 from pagein.cli.views import short_duration
-from pagein.gateway.snapshot_ports import ReuseView, SnapshotView, UsageView
+from pagein.gateway.snapshot_ports import BlocksView, ReuseView, SnapshotView, UsageView
 from pagein.history import Thread
 from pagein.units import format_bytes, format_duration
 
@@ -55,6 +55,12 @@ def usage_line(usage: UsageView) -> Text:
     if usage.damaged_bytes:
         line += f"; {format_bytes(usage.damaged_bytes)} of it damaged and moved aside"
     return Text(line)
+
+
+def blocks_line(store: BlocksView) -> Text:
+    """Say what a worker that keeps KV caches by itself has on the disk."""
+    size = f": KV blocks, {format_bytes(store.bytes)} of {format_bytes(store.cap)}"
+    return Text.assemble((printable(store.model), "bold"), size)
 
 
 def reuse_line(one: ReuseView) -> Text:

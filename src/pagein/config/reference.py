@@ -134,7 +134,8 @@ def _timeouts() -> str:
 ## Time-outs
 
 `timeout` bounds the silence of a worker during a request: the time to its first byte, and between two of a stream. It does not
-bound the wait for the model (`scheduler.max_wait`) nor its load (`supervisor.ready_timeout`). Without it:
+bound the wait for the model (`scheduler.max_wait`) nor its load (`supervisor.ready_timeout`).
+[Signs of life](http.md#answers-that-take-minutes) of a worker that computes for minutes start it anew. Without it:
 
 | capability | default |
 |---|---|

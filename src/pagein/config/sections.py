@@ -180,7 +180,7 @@ class State(Section):
     )
     disk: SizeOrShare | None = Field(
         None,
-        description="Most that snapshots may take on the disk: a size, or a share of what is free there.",
+        description="Most that snapshots and KV blocks may take on the disk: a size, or a share of what is free there.",
         examples=["20GiB"],
         json_schema_extra={"absent": "20 GiB or 10 % of what is free, whichever is less"},
     )

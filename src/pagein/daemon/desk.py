@@ -7,7 +7,9 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+from pagein.daemon.block_worker import headers_of, keeps_blocks
 from pagein.daemon.fleet import Fleet
 from pagein.daemon.inbox import Inbox
 from pagein.daemon.journal import Journal
@@ -39,6 +41,7 @@ from pagein.residency.lifecycle import State
 from pagein.scheduler import ModelState
 from pagein.scheduler import events as ev
 from pagein.scheduler.actions import Action, Grant, Refuse, Retain, Sleep, Stop, Wait
+from pagein.sessions.tenant import tenant_of
 
 WORKER_SILENT = WorkerTimeout.http_status
 """The status with which the gateway gives a lease back whose worker sent nothing for its time-out."""
@@ -59,8 +62,10 @@ class _Ticket:
     evicted: list[str] = field(default_factory=list)
 
 
-_Watchers = dict[str, list[asyncio.Future[None]]]
-"""By model, the operators who wait for a load or an unload; no entry is empty."""
+Lines = tuple[str, ...]
+_Watchers = dict[str, list[asyncio.Future[Lines]]]
+"""By model, the operators who wait for a load, an unload or a change of its allowance, whose result is the worker's new
+plan; no entry is empty."""
 
 
 class DaemonDesk:
@@ -122,7 +127,7 @@ class DaemonDesk:
             case ev.Freed():
                 _resolve_all(self._unloads, event.model)
             case ev.Resized():
-                _resolve_all(self._resizes, event.model, event.error)
+                _resolve_all(self._resizes, event.model, event.error, event.plan)
             case ev.ShutdownWanted():
                 for table in (self._loads, self._unloads, self._resizes):
                     for name in list(table):
@@ -189,14 +194,24 @@ class DaemonDesk:
     async def prepare(self, lease: Lease, path: str, body: bytes, turn: TurnOf | None = None) -> Prepared:
         """Bring back what was saved of a conversation; see `Desk.prepare`."""
         if self._keeper is None:
-            return Prepared(body)
+            ready, settings = self._fleet.ready(lease.model), self._roster.settings
+            if not keeps_blocks(ready):
+                return Prepared(body)
+            tenant = tenant_of(settings.server.api_key, settings.state.salt)
+            return Prepared(body, headers=headers_of(tenant, None))
         return await self._keeper.prepare(lease.model, path, body, turn)
 
     def account(self, lease: Lease, prepared: Prepared, counted: Counted | None, computed: bool = False) -> None:
         """Compare it with what the engine counted, and let `explain` tell it."""
-        if self._keeper is None or (prepared.tokens is None and prepared.miss is None):
+        if self._keeper is None or (prepared.tokens is None and prepared.miss is None and not prepared.headers):
             return
         unused = self._keeper.account(lease.model, prepared, counted, computed)
+        if prepared.headers:
+            if counted is not None:
+                restored, miss = counted.restored or 0, counted.miss
+                data = {"restored": restored, "miss": (miss or "").partition(":")[0]}
+                self._journal.record("state", lease.model, _told_by_worker(counted), lease.request_id, dict(data))
+            return
         told = [unused or prepared.reason or f"nothing restored: {prepared.miss}"]
         if counted is not None:
             told.append(f"the engine computed {counted.computed} of {counted.prompt} tokens")
@@ -246,12 +261,12 @@ class DaemonDesk:
             return
         await self._bounded(self._unloads, model, ev.UnloadWanted(model))
 
-    async def set_allowance(self, model: str, count: int) -> None:
+    async def set_allowance(self, model: str, count: int, pool: str | None = None) -> Lines:
         """Let a loaded model live with other bytes; see `Desk.set_allowance`."""
         self._model(model)
         if model in self._resizes:
             raise InUse(f"the allowance of {model!r} is being changed already", model=model)
-        await self._bounded(self._resizes, model, ev.ResizeWanted(model, count))
+        return await self._bounded(self._resizes, model, ev.ResizeWanted(model, count, pool))
 
     def set_pin(self, model: str, pinned: bool) -> None:
         """Pin or unpin."""
@@ -279,16 +294,16 @@ class DaemonDesk:
             raise ConfigError("this daemon was started without a configuration file, so there is none to read again")
         return await self._reloader.reload()
 
-    async def _bounded(self, table: _Watchers, model: str, wish: ev.Event) -> None:
+    async def _bounded(self, table: _Watchers, model: str, wish: ev.Event) -> Lines:
         """Post a wish and wait until it came true; the watcher never outlives the wait."""
         if self._inbox.scheduler.state.stopping:
             raise ShuttingDown("the daemon is stopping")
         bound = self._roster.settings.scheduler.max_wait
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Lines] = asyncio.get_running_loop().create_future()
         table.setdefault(model, []).append(done)
         self._inbox.post(wish)
         try:
-            await asyncio.wait_for(done, bound)
+            return await asyncio.wait_for(done, bound)
         except TimeoutError:
             raise WaitTooLong(model, bound, self._model(model).last_reason) from None
         finally:
@@ -341,15 +356,21 @@ class DaemonDesk:
         return str(self._fleet.log_path(model))
 
 
-def _resolve(future: asyncio.Future[None], error: PageinError | None = None) -> None:
+def _told_by_worker(counted: Counted) -> str:
+    """What a worker that restores by itself made of a prompt, in words."""
+    reused = f"reused {counted.cached} of {counted.prompt} tokens, {counted.restored or 0} of them brought back"
+    return f"nothing reused: {counted.miss}" if counted.miss is not None and not counted.cached else reused
+
+
+def _resolve(future: asyncio.Future[Any], error: PageinError | None = None, told: Lines | None = None) -> None:
     if future.done():
         return
     if error is None:
-        future.set_result(None)
+        future.set_result(told)
     else:
         future.set_exception(error)
 
 
-def _resolve_all(table: _Watchers, model: str, error: PageinError | None = None) -> None:
+def _resolve_all(table: _Watchers, model: str, error: PageinError | None = None, told: Lines = ()) -> None:
     for future in table.pop(model, []):
-        _resolve(future, error)
+        _resolve(future, error, told)

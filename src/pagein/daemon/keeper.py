@@ -20,12 +20,14 @@ from typing import Any
 from pagein.catalog.attention import kept_of
 from pagein.catalog.model import ModelEntry
 from pagein.config.schema import Settings
+from pagein.daemon.block_worker import headers_of, keeps_blocks
+from pagein.daemon.blocks import BlockStores
 from pagein.daemon.kept import Counters, Live, fingerprint_of, is_tenant_of, with_slot
 from pagein.daemon.saving import LEAST_TOKENS, Saving
 from pagein.errors import ConfigError, PageinError
 from pagein.gateway.ports import Prepared
 from pagein.gateway.splice import without
-from pagein.history import TurnOf
+from pagein.history import Gone, TurnOf
 from pagein.kv.answers import Entry, Fetched, Match, Miss, MissKind
 from pagein.kv.header import digest_tokens, pack_tokens
 from pagein.kv.llama_file import read_slot_file
@@ -69,6 +71,7 @@ class Keeper:
         self.counters: dict[str, Counters] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.saving = Saving(store, self._staging, self._paces, self._live, self._counters, self._spawn)
+        self.blocks = BlockStores(folder / "blocks", store, self._counters, self.saving.was_deleted, self._spawn)
         self._closed = False
 
     @classmethod
@@ -86,9 +89,7 @@ class Keeper:
                 (folder / name).mkdir(mode=0o700, exist_ok=True)
             for leftover in (folder / "incoming").iterdir():
                 leftover.unlink(missing_ok=True)
-            cap = state.disk
-            if isinstance(cap, float):
-                cap = int(cap * shutil.disk_usage(folder).free)
+            cap = int(state.disk * shutil.disk_usage(folder).free) if isinstance(state.disk, float) else state.disk
             store = Store.open(folder / "snapshots", cap=cap)
             tenant = tenant_of(settings.server.api_key, state.salt)
             strangers = not is_tenant_of(folder, tenant)
@@ -98,8 +99,13 @@ class Keeper:
         keeper.store.gc(max_idle=state.retain)
         return keeper
 
-    def sweep(self, adopted: Collection[str]) -> None:
-        """Remove the slot folders of workers that are gone; ``adopted`` are those of workers taken over."""
+    def sweep(self, adopted: Collection[str], entries: Mapping[str, ModelEntry]) -> None:
+        """Remove the slot folders of workers that are gone, and the blocks of models that are not configured any more.
+
+        ``adopted`` are the folders of workers that were taken over, ``entries`` the models.
+        """
+        self.blocks.sweep(entries)
+        self.blocks.divide(entries)
         for left in self.slots.iterdir():
             if str(left) not in adopted:
                 shutil.rmtree(left, ignore_errors=True)
@@ -109,6 +115,8 @@ class Keeper:
     def begin(self, entry: ModelEntry, ready: Ready) -> None:
         """A worker is ready; its weights are digested in the background, and until then nothing is restored."""
         facts, info = ready.state, entry.info
+        if keeps_blocks(ready):
+            self.blocks.begin(entry.name, ready.endpoint)
         if facts is None or facts.way != WAY or info is None or self._closed:
             return
         attention = kept_of(info, entry.options)
@@ -166,6 +174,7 @@ class Keeper:
 
     def forget(self, name: str) -> None:
         """The worker is gone without a word; what was saved before stays."""
+        self.blocks.gone(name)
         live = self._live.pop(name, None)
         if live is not None:
             live.over = True
@@ -186,6 +195,7 @@ class Keeper:
         while True:
             await asyncio.sleep(GC_EVERY)
             await asyncio.to_thread(self.store.gc, max_idle=retain)
+            await self.blocks.thin_out(retain)
             await self.saving.recheck()
 
     # ── before a request ────────────────────────────────────────────────────────────────────────
@@ -196,6 +206,8 @@ class Keeper:
         What is saved of a conversation's ``turn`` is removed with that conversation.
         """
         live = self._live.get(model)
+        if self.blocks.serves(model):
+            return Prepared(body, headers=headers_of(self._tenant, turn), turn=turn)
         if live is None or path not in KEPT_PATHS:
             return Prepared(body)
         try:
@@ -320,6 +332,9 @@ class Keeper:
 
         ``computed``: the answer began, so all of the prompt is in its slot, even where no counters came.
         """
+        if prepared.headers:
+            self.blocks.account(model, self._tenant, prepared, counted)
+            return None
         counters, live, unused = self._counters(model), self._live.get(model), None
         if live is not None and counted is not None and counted.prompt_seconds:
             live.pace.prefilled(counted.computed, counted.prompt_seconds)
@@ -356,6 +371,10 @@ class Keeper:
         async with live.turn:
             for slot in range(live.facts.slots):
                 await self.saving.slot(live, slot, SAVE_BOUND)
+
+    def forget_conversations(self, gone: Collection[Gone], erase: bool) -> asyncio.Task[None]:
+        """Something of these conversations was deleted: nothing that was computed of them stays (`Saving.forget`)."""
+        return self._spawn(self.blocks.forget(gone, self.saving.forget(gone, erase)))
 
     # ── questions ───────────────────────────────────────────────────────────────────────────────
 

@@ -1,10 +1,14 @@
-"""Applies an edited configuration: untouched models keep running, changed ones drain and return (row W11)."""
+"""Applies an edited configuration: untouched models keep running, changed ones drain and return (row W11).
+
+One that streams lives on where nothing but its bytes changed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from pagein.catalog.allot import allot
 from pagein.catalog.model import ModelEntry
@@ -85,15 +89,32 @@ class Reloader:
         allotted = allot(known, fresh.models, {name: budget.bytes for name, budget in budgets.items()})
         return {n: entry for n, entry in allotted.items() if n in resolved or entry.need != known[n].need}
 
+    def _only_memory(self, name: str, fresh: Settings, entry: ModelEntry) -> bool:
+        """Whether nothing changed of a model that lives but what it is to take."""
+        model, was = self._roster.models.get(name), self._roster.entries.get(name)
+        if model is None or was is None or name in self._roster.coming or entry.least is None:
+            return False
+        same = model.model_copy(update={"memory": fresh.models[name].memory}) == fresh.models[name]
+        return same and replace(was, estimate=entry.estimate, need=entry.need) == entry
+
     def _apply(self, fresh: Settings, entries: dict[str, ModelEntry], budgets: dict[str, PoolBudget]) -> None:
         gone = frozenset(name for name in self._roster.settings.models if name not in fresh.models)
+        resized = frozenset(name for name in entries if self._only_memory(name, fresh, entries[name]))
+        allotted = frozenset(name for name in resized if self._roster.models[name] == fresh.models[name])
         self._roster.expect(fresh, entries)
         self._budgets.update(budgets)
         states: dict[str, ModelState] = {
             name: model_state(fresh, entry, self._peaks) for name, entry in entries.items()
         }
         self._inbox.post(
-            ev.Reconfigured(states, gone, limits(fresh, self._watched), {n: b.bytes for n, b in budgets.items()})
+            ev.Reconfigured(
+                states,
+                resized - allotted,
+                allotted,
+                gone,
+                limits(fresh, self._watched),
+                {n: b.bytes for n, b in budgets.items()},
+            )
         )
         for name, state in states.items():
             if state.priority == "high" and state.problem is None:

@@ -127,7 +127,7 @@ class Daemon:
     ) -> None:
         self._keeper, self._sessions = keeper, sessions
         if sessions is not None and keeper is not None:
-            sessions.on_gone = keeper.saving.forget
+            sessions.on_gone = keeper.forget_conversations
         self._settings, self._house, self._limiter, self._registry = settings, house, limiter, registry
         models = [model_state(settings, entry, peaks) for entry in entries.values()]
         watched = watched_pools(settings, list(budgets), limiter.hard)
@@ -160,7 +160,9 @@ class Daemon:
         if self._sessions is not None:
             await self._sessions.sweep()
             if self._keeper is not None:
-                await self._keeper.saving.keep_only(await self._sessions.known())
+                known = await self._sessions.known()
+                await self._keeper.saving.keep_only(known)
+                await self._keeper.blocks.keep_only(known)
         await self._meter.sample()  # no load is decided before it is known what the machine has
         runner = make_runner(make_app(self.desk, self._settings.server, __version__, self._sessions))
         await runner.setup()
@@ -205,7 +207,8 @@ class Daemon:
             await self._fleet.adopt(record, cells)
         if self._keeper is not None:
             adopted = [self._fleet.ready(str(record.name)) for record in swept.kept]
-            self._keeper.sweep({r.state.folder for r in adopted if r is not None and r.state is not None})
+            folders = {r.state.folder for r in adopted if r is not None and r.state is not None}
+            self._keeper.sweep(folders, self._roster.entries)
         kept = {record.pid for record in swept.kept}
         for cell in cells:
             if not kept & set(cell.pids()):

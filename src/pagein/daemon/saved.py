@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from pagein.daemon.keeper import Keeper
 from pagein.daemon.roster import Roster
 from pagein.errors import SnapshotNotFound
-from pagein.gateway.snapshot_ports import Fault, Removed, ReuseView, SavedView, SnapshotView, UsageView, Verified
+from pagein.gateway.snapshot_ports import (
+    BlocksView,
+    Fault,
+    Removed,
+    ReuseView,
+    SavedView,
+    SnapshotView,
+    UsageView,
+    Verified,
+)
 from pagein.kv.answers import Entry, MissKind
 from pagein.kv.value import ASSUMED_TOKENS_PER_SECOND, Candidate, victims
 
@@ -25,11 +35,15 @@ class Saved:
     async def view(self) -> SavedView:
         """All of them, the last used first."""
         usage, snapshots = await asyncio.to_thread(lambda: (self._usage(), self._snapshots()))
-        return SavedView(usage, snapshots, self.reuse())
+        return SavedView(usage, snapshots, self.reuse(), await self.blocks())
 
     async def usage(self) -> UsageView:
         """What they take, and may take."""
         return await asyncio.to_thread(self._usage)
+
+    async def blocks(self) -> list[BlocksView]:
+        """What workers that keep KV caches by themselves have on the disk."""
+        return await self._keeper.blocks.views()
 
     def reuse(self) -> list[ReuseView]:
         """What requests reused since the start, of the models that are configured now."""
@@ -51,7 +65,9 @@ class Saved:
                 raise SnapshotNotFound(snapshot)
         left = await asyncio.to_thread(store.remove, here if snapshots is None else snapshots)
         await self._keeper.saving.recheck()
-        return _removed(left)
+        if snapshots is not None:
+            return _removed(left)
+        return _removed(left, (await self._keeper.blocks.thin_out(None)).bytes)
 
     async def verify(self, snapshot: str | None) -> Verified:
         """Read one through, or all; a client that leaves ends it after the one being read."""
@@ -74,7 +90,11 @@ class Saved:
         longest = self._roster.settings.state.retain if idle is None else idle
         left = await asyncio.to_thread(lambda: self._keeper.store.gc(max_idle=longest))
         await self._keeper.saving.recheck()
-        return _removed(left)
+        return _removed(left, (await self._keeper.blocks.thin_out(longest)).bytes)
+
+    async def pools(self) -> dict[str, dict[str, Any]]:
+        """The pools of workers that keep KV caches by themselves."""
+        return await self._keeper.blocks.reports()
 
     def _usage(self) -> UsageView:
         used = self._keeper.store.usage()
@@ -116,5 +136,5 @@ def _view(entry: Entry, idle: float, place: int) -> SnapshotView:
     )
 
 
-def _removed(left: Sequence[Entry]) -> Removed:
-    return Removed(len(left), sum(entry.bytes for entry in left))
+def _removed(left: Sequence[Entry], blocks: int = 0) -> Removed:
+    return Removed(len(left), sum(entry.bytes for entry in left), blocks)

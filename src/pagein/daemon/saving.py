@@ -141,6 +141,10 @@ class Saving:
 
     # ── letting go ──────────────────────────────────────────────────────────────────────────────
 
+    def was_deleted(self, tenant: str, turn: TurnOf | None) -> bool:
+        """Whether a conversation, or something of it, was deleted since a turn of it began."""
+        return self._deleted(tenant, turn) is not None
+
     def _deleted(self, tenant: str, turn: TurnOf | None) -> _Deleted | None:
         """How a conversation, or something of it, was deleted since a turn of it began; None where it was not."""
         if turn is None:

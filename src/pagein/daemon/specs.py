@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pagein.catalog.model import ModelEntry
 from pagein.config.schema import Model
+from pagein.daemon.keeper import Keeper
 from pagein.daemon.roster import Roster
 from pagein.protocol import WorkerSpec
 from pagein.supervisor.digest import worker_digest
@@ -16,13 +17,15 @@ from pagein.supervisor.environment import worker_environment
 class Specs:
     """Writes the specs of workers whose sockets lie in one folder."""
 
-    def __init__(self, roster: Roster, run_dir: Path, slots: Path | None = None) -> None:
-        """``slots`` is where engines write conversations to; None = none are kept."""
-        self._roster, self._run_dir, self._slots = roster, run_dir, slots
+    def __init__(self, roster: Roster, run_dir: Path, keeper: Keeper | None = None) -> None:
+        """``keeper`` tells where engines write conversations to; None = none are kept."""
+        self._roster, self._run_dir, self._keeper = roster, run_dir, keeper
 
     def of(self, name: str, allowance: dict[str, int]) -> tuple[WorkerSpec, dict[str, str]]:
         """The spec of a model's next worker, and its environment."""
         entry, model = self._roster.entries[name], self._roster.models[name]
+        keeper = self._keeper
+        blocks = keeper.blocks.place(name, self._roster.entries) if keeper is not None else None
         spec = WorkerSpec(
             name=name,
             engine=entry.engine,
@@ -39,7 +42,9 @@ class Specs:
             allowance=allowance,
             ready_timeout=self._roster.settings.supervisor.ready_timeout,
             options=_options(entry, model),
-            slots_dir=str(self._slots) if self._slots is not None else None,
+            slots_dir=str(keeper.slots) if keeper is not None else None,
+            kv_dir=str(blocks[0]) if blocks is not None else None,
+            kv_disk=blocks[1] if blocks is not None else None,
         )
         return spec, worker_environment(spec, model.env)
 

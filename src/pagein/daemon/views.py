@@ -6,6 +6,7 @@ import os
 import time
 
 from pagein import __version__
+from pagein.catalog.model import ModelEntry
 from pagein.daemon.fleet import Fleet
 from pagein.daemon.inbox import Inbox
 from pagein.daemon.meter import Meter
@@ -16,6 +17,7 @@ from pagein.residency.lifecycle import State
 from pagein.scheduler import ModelState
 from pagein.scheduler.dry_run import foresee
 from pagein.scheduler.state import DAEMON, left_of
+from pagein.units import format_bytes
 
 
 class View:
@@ -98,7 +100,7 @@ class View:
             context=ready.context if ready is not None else entry.context,
             need=dict(model.need),
             need_source=model.need_source,
-            need_explanation=entry.need.explanation,
+            need_explanation=_why_needed(model, entry),
             estimate=dict(entry.estimate.bytes),
             held=self._state.held(model.name),
             measured=dict(self._meter.last(model.name)) or None,
@@ -122,3 +124,11 @@ class View:
         seen = foresee(self._state, model, now)
         evictions = [PlannedEviction(v.name, dict(v.bytes), v.describe()) for v in seen.victims]
         return PlanView(name, seen.outcome, dict(model.need), free, evictions, seen.reason)
+
+
+def _why_needed(model: ModelState, entry: ModelEntry) -> str:
+    """The numbers behind what it needs now; once it is unloaded those of the catalog count again."""
+    if model.usual_need is None:
+        return entry.need.explanation
+    usual = " and ".join(f"{format_bytes(count)} of {pool}" for pool, count in model.usual_need.items())
+    return f"set until it is unloaded; then {usual}: {entry.need.explanation}"

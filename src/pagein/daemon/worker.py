@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pagein.errors import PageinError
 from pagein.supervisor.child import Child
-from pagein.supervisor.limits import Cell, outgrown, sacrificed
+from pagein.supervisor.limits import Cell, limit_for, outgrown, sacrificed
 
 
 @dataclass(slots=True)
@@ -25,6 +25,11 @@ class Worker:
     """Why it was told to leave; None while it was not."""
     over: bool = False
     """Its process is gone and was reported."""
+
+    def limit(self, margin: int | float) -> int | None:
+        """Bytes of RAM at which it is ended; None for one that was granted none."""
+        allowance = self.allowance.get("ram")
+        return None if allowance is None else limit_for(allowance, margin)
 
     def why(self, name: str, error: PageinError) -> PageinError:
         """Why it ended: the kernel's own word, where that ended it for its memory, else the error."""

@@ -63,4 +63,5 @@ def _words(wanted: Any) -> str:
         return ", ".join(str(part) for part in parts)
     if origin is list:
         return f"a list of {_words(parts[0])}"
-    return {bool: "true or false", int: "a whole number", float: "a number", str: "text"}.get(wanted, str(wanted))
+    words = {bool: "true or false", dict: "settings", int: "a whole number", float: "a number", str: "text"}
+    return words.get(wanted, str(wanted))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from aiohttp import web
@@ -115,10 +115,11 @@ class Admin:
         return self._set_pin(request, False)
 
     async def allowance(self, request: web.Request) -> web.Response:
-        """Let a loaded model live with other bytes, and answer when it does."""
+        """Let a loaded model live with other bytes, and answer when it does, with the plan that it has then."""
         name = self._view(request.match_info["name"]).name
-        await self._desk.set_allowance(name, await _size(request))
-        return web.json_response(as_json(self._view(name)))
+        body = json_object(await read_body(request, _LONGEST_BODY))
+        plan = await self._desk.set_allowance(name, _size(body), _pool(body))
+        return web.json_response({**as_json(self._view(name)), "plan": list(plan)})
 
     async def reload(self, request: web.Request) -> web.Response:
         """Apply the configuration file as it is now, and show what changed."""
@@ -199,9 +200,17 @@ def _number(request: web.Request, name: str, default: int, most: int) -> int:
     return int(given)
 
 
-async def _size(request: web.Request) -> int:
+def _pool(body: Mapping[str, object]) -> str | None:
+    """The pool that a body names; None where it names none."""
+    value = body.get("pool")
+    if value is not None and not isinstance(value, str):
+        raise BadRequest("`pool` must be the name of a pool such as ram or cuda:0", param="pool")
+    return value
+
+
+def _size(body: Mapping[str, object]) -> int:
     """The bytes that a body wishes as ``memory``: a number, or a text like ``2GiB``."""
-    value = json_object(await read_body(request, _LONGEST_BODY)).get("memory")
+    value = body.get("memory")
     try:
         count = parse_bytes(value) if isinstance(value, str) else value
     except ValueError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
@@ -29,6 +30,8 @@ class Call:
     wishes: Wishes = NO_WISHES
     turn: TurnOf | None = None
     """Of the kept conversation that it continues or begins."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What its worker is told beside; made by the daemon, since no header of a client goes on to a worker."""
 
 
 async def read_body(request: web.Request, limit: int) -> bytes:

@@ -14,7 +14,7 @@ from pagein.errors import PageinError
 from pagein.gateway.call import Call
 from pagein.gateway.ports import Decision, Desk, Lease
 from pagein.gateway.reply import CLIENT_LEFT
-from pagein.gateway.snapshot_ports import UsageView
+from pagein.gateway.snapshot_ports import BlocksView, UsageView
 
 UNKNOWN = "unknown"
 """The label of a model that is not configured, and of a capability that could not be read."""
@@ -79,6 +79,7 @@ class Metrics:
         """Return the text that Prometheus reads."""
         saved = self._desk.snapshots
         self._saved.usage = await saved.usage() if saved is not None else None  # may wait for the disk
+        self._saved.blocks = await saved.blocks() if saved is not None else []
         return generate_latest(self.registry)
 
 
@@ -169,6 +170,7 @@ class _Saved(Collector):
         self._desk = desk
         self.usage: UsageView | None = None
         """As it was a moment ago."""
+        self.blocks: list[BlocksView] = []
 
     def collect(self) -> Iterator[Metric]:
         tokens = _counter("pagein_prompt_tokens", "Tokens of prompts by where their state came from.", "source")
@@ -192,6 +194,10 @@ class _Saved(Collector):
             family = _gauge(name, text, ())
             _add(family, (), getattr(self.usage, field, None))
             yield family
+        blocks = _gauge("pagein_kv_block_bytes", "Bytes of a model's folder of KV blocks.", ("model",))
+        for store in self.blocks:
+            _add(blocks, (store.model,), store.bytes)
+        yield blocks
 
 
 def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:

@@ -5,7 +5,7 @@ The daemon implements `Desk`; tests use a fake one. Everything here is asked and
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -109,7 +109,7 @@ class ReloadView:
 
     added: list[str]
     changed: list[str]
-    """These drain and return with their new settings."""
+    """These drain and return with their new settings; one that streams takes an edited `memory` while it lives."""
     removed: list[str]
     unchanged: list[str]
     settings: list[str]
@@ -216,6 +216,11 @@ class Prepared:
     """The same in one word, for counting."""
     worker: int = 0
     """Which worker of the model it was prepared for."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What a worker that restores by itself is told beside the body: whose turn it is. With its answer it says what it
+    reused."""
+    turn: TurnOf | None = None
+    """Whose turn it is, where the worker restores by itself."""
 
 
 class Desk(Protocol):
@@ -324,9 +329,10 @@ class Desk(Protocol):
         """Apply the configuration file as it is now; raises ConfigError, and changes nothing, where it is wrong."""
         ...
 
-    async def set_allowance(self, model: str, count: int) -> None:
-        """Let a loaded model live with ``count`` bytes of RAM from now on; returns once its worker keeps to it.
+    async def set_allowance(self, model: str, count: int, pool: str | None = None) -> tuple[str, ...]:
+        """Let a loaded model live with ``count`` bytes of its pool until it is unloaded; return the worker's new plan.
 
+        ``pool`` is for whoever wants to be sure which memory is meant: any other than that of the weights is refused.
         Raises NoRoom when so much more is not free, InUse when its state or its engine does not allow it, DoesNotFit
         when it is less than the model can do with; then nothing changed.
         """

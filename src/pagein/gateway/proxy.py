@@ -74,7 +74,7 @@ class Proxy:
             visit.granted(lease)
             check_context(call, lease.context)
             prepared = await self._prepare(lease, call, reply)
-            call = replace(call, body=prepared.body)
+            call = replace(call, body=prepared.body, headers=prepared.headers)
             try:
                 async with asyncio.timeout(lease.timeout) as clock:
                     await reply.leased(lease, prepared)
@@ -120,14 +120,15 @@ class Proxy:
     async def _exchange(
         self, call: Call, lease: Lease, reply: Reply, clock: asyncio.Timeout
     ) -> tuple[int, web.StreamResponse]:
-        sending = self._upstreams.post(lease, call)
+        silence = Silence(clock, lease.timeout)
+        sending = self._upstreams.post(lease, call, silence.broken)
         if call.stream:
             told = f"{call.model} is working"
             upstream = await patiently(sending, reply, self.heartbeat, lambda: told, aiohttp.ClientResponse.close)
         else:
             upstream = await sending
         try:
-            return upstream.status, await relay(call, upstream, reply, Silence(clock, lease.timeout))
+            return upstream.status, await relay(call, upstream, reply, silence)
         finally:
             upstream.close()  # after the last byte the connection is back in its pool and this does nothing
 

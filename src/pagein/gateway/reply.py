@@ -70,6 +70,7 @@ class Reply:
         headers = {**self._headers, "Content-Type": content_type}
         if self.counted is not None:
             headers["X-Pagein-Computed-Tokens"] = str(self.counted.computed)
+            headers |= _told_by_worker(self.counted)
             if self._restored and not self.counted.proves(self._restored):  # the engine's word counts, not ours
                 headers["X-Pagein-Restored-Tokens"] = str(self.counted.cached)
                 if not self.counted.cached:
@@ -160,9 +161,22 @@ def _told_of_state(prepared: Prepared) -> dict[str, str]:
     if prepared.seconds is not None:
         told["X-Pagein-Restore-Ms"] = str(round(prepared.seconds * 1000))
     if prepared.miss is not None:
-        text = prepared.miss.encode("ascii", "replace").decode()[:200]
-        told["X-Pagein-Restore-Miss"] = f"{prepared.kind}: {' '.join(text.split())}"
+        told["X-Pagein-Restore-Miss"] = f"{prepared.kind}: {_printable(prepared.miss)}"
     return told
+
+
+def _told_by_worker(counted: Counted) -> dict[str, str]:
+    """The same of a worker that restores by itself, which says so with its answer only."""
+    if counted.restored is None:
+        return {}
+    told = {"X-Pagein-Restored-Tokens": str(counted.restored)}
+    if counted.miss is not None:
+        told["X-Pagein-Restore-Miss"] = _printable(counted.miss)
+    return told
+
+
+def _printable(text: str) -> str:
+    return " ".join(text.encode("ascii", "replace").decode()[:200].split())
 
 
 def _internal() -> web.Response:

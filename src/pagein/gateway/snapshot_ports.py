@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,17 @@ class UsageView:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksView:
+    """What a worker that keeps KV caches by itself has on the disk, in bytes."""
+
+    model: str
+    bytes: int
+    cap: int
+    live: bool
+    """Its worker runs."""
+
+
+@dataclass(frozen=True, slots=True)
 class SavedView:
     """Everything about snapshots (`GET /api/state`)."""
 
@@ -74,6 +85,7 @@ class SavedView:
     snapshots: list[SnapshotView]
     """The last used first."""
     models: list[ReuseView]
+    blocks: list[BlocksView] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +113,8 @@ class Removed:
 
     snapshots: int
     bytes: int
+    blocks: int = 0
+    """Bytes of blocks that left beside."""
 
 
 class Snapshots(Protocol):
@@ -114,12 +128,16 @@ class Snapshots(Protocol):
         """What they take, and may take."""
         ...
 
+    async def blocks(self) -> list[BlocksView]:
+        """What workers that keep KV caches by themselves have on the disk."""
+        ...
+
     def reuse(self) -> list[ReuseView]:
         """What requests reused, by model."""
         ...
 
     async def remove(self, snapshots: Sequence[str] | None) -> Removed:
-        """Remove these, or all; raises SnapshotNotFound for one that is not here, and removes none then."""
+        """Remove these, or all and all blocks; raises SnapshotNotFound for one that is not here, and removes none."""
         ...
 
     async def verify(self, snapshot: str | None) -> Verified:
@@ -128,4 +146,8 @@ class Snapshots(Protocol):
 
     async def gc(self, idle: float | None) -> Removed:
         """Sweep leftovers and damaged ones; remove what is idle for longer (None: `state.retain`) or over the cap."""
+        ...
+
+    async def pools(self) -> dict[str, dict[str, Any]]:
+        """What workers that keep KV caches by themselves report of them, by model; ``error`` where one does not."""
         ...

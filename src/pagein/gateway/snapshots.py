@@ -28,6 +28,7 @@ class SnapshotPaths:
         """Return every path of this class."""
         return [
             web.get("/api/state", self.show),
+            web.get("/api/state/kv", self.pools),
             web.delete("/api/state/snapshots", self.remove_all),
             web.delete("/api/state/snapshots/{id}", self.remove),
             web.post("/api/state/verify", self.verify),
@@ -37,6 +38,10 @@ class SnapshotPaths:
     async def show(self, request: web.Request) -> web.Response:
         """Show what is saved, what it takes, and what was reused of it."""
         return web.json_response(asdict(await self._kept(request).view()))
+
+    async def pools(self, request: web.Request) -> web.Response:
+        """Show the pools of workers that keep KV caches by themselves."""
+        return web.json_response({"models": await self._kept(request).pools()})
 
     async def remove(self, request: web.Request) -> web.Response:
         """Remove one."""

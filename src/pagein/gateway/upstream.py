@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import select
+from collections.abc import Callable
+from contextvars import ContextVar
 from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +28,11 @@ _ONE_WRITE = 1024 * 1024
 """Larger bodies are written in pieces, so that other requests get their turn in between."""
 _ATTEMPTS = 3
 _INTERIM = 100
-"""Interim answers (1xx) that may come before the answer itself."""
+"""Interim answers (1xx) that may come at once before the answer itself; with time more of them."""
+_PACE = 5.0
+"""Seconds that each further one costs: a worker that shows life sends one in three times that."""
+_on_life: ContextVar[Callable[[], None] | None] = ContextVar("on_life", default=None)
+"""Of the request that a task sends: told of each interim answer, by which a worker that computes for long shows so."""
 
 
 class WorkerBroke(Exception):
@@ -39,16 +45,19 @@ class Upstreams:
     def __init__(self) -> None:
         self._pools: dict[str, tuple[Endpoint, aiohttp.ClientSession]] = {}
 
-    async def post(self, lease: Lease, call: Call) -> aiohttp.ClientResponse:
+    async def post(self, lease: Lease, call: Call, on_life: Callable[[], None]) -> aiohttp.ClientResponse:
         """Send a call to the worker of a lease and return its answer with the body unread.
 
+        ``on_life`` is told of each sign of life before that: a worker that computes for minutes sends interim answers.
         Raises WorkerBroke, and BadAnswer where something came that is no HTTP. A worker may close an idle connection in
         the moment it is used again, which shows as a reused connection that ends without a byte of answer. Only then
         the call is sent again.
         """
         session = await self._session(lease)
+        _on_life.set(on_life)
         url = _url(lease.endpoint, PATHS[call.capability])
-        headers = {"Content-Type": call.content_type, "Accept-Encoding": "identity", "X-Request-Id": request_id.get()}
+        own = {"Content-Type": call.content_type, "Accept-Encoding": "identity", "X-Request-Id": request_id.get()}
+        headers = {**call.headers, **own}
         for attempt in range(1, _ATTEMPTS + 1):
             seen: dict[str, bool] = {}
             data = call.body if len(call.body) < _ONE_WRITE else io.BytesIO(call.body)
@@ -85,16 +94,21 @@ class _Wire(ResponseHandler):
     """A connection that bears a few interim answers (1xx) and no flood of them, which would take the loop's time."""
 
     _interim = 0
+    _since = 0.0
+    _told: Callable[[], None] | None = None
 
     def set_response_params(self, **params: Any) -> None:
-        """Called by aiohttp before each request."""
-        self._interim = 0
+        """Called by aiohttp before each request, in its task."""
+        self._interim, self._since, self._told = 0, self._loop.time(), _on_life.get()
         super().set_response_params(**params)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         """Called by aiohttp with the head of each answer."""
-        self._interim += data[0].code < 200
-        if self._interim <= _INTERIM:
+        if data[0].code < 200:
+            self._interim += 1
+            if self._told is not None:
+                self._told()
+        if self._interim <= _INTERIM + (self._loop.time() - self._since) / _PACE:
             super().feed_data(data, size)
         elif self.transport is not None:
             self.transport.close()

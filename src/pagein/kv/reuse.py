@@ -22,6 +22,10 @@ class Counted:
     prompt_seconds: float | None = None
     """What that took."""
     generated: int | None = None
+    restored: int | None = None
+    """Of the cached ones, those that it had to bring back from where they rested; None where it does not say."""
+    miss: str | None = None
+    """Why it reused nothing, as ``kind: reason``; None where it did, or does not say."""
 
     @property
     def prompt(self) -> int:
@@ -36,8 +40,9 @@ class Counted:
 def counted(answer: Mapping[str, object]) -> Counted | None:
     """Read the counters of one answer or event; None where it has none.
 
-    llama.cpp gives ``timings`` (``cache_n``, ``prompt_n``) in answers and in the last event of a stream; other servers
-    give OpenAI's ``usage.prompt_tokens_details.cached_tokens``, in a stream only where the client asked for usage.
+    llama.cpp gives ``timings`` (``cache_n``, ``prompt_n``) in answers and in the last event of a stream, our own engine
+    with ``restored_n`` and ``miss`` beside; other servers give OpenAI's ``usage.prompt_tokens_details.cached_tokens``,
+    in a stream only where the client asked for usage.
     """
     timings = answer.get("timings")
     if isinstance(timings, Mapping):
@@ -45,7 +50,9 @@ def counted(answer: Mapping[str, object]) -> Counted | None:
         if cached is not None and computed is not None:
             spent = timings.get("prompt_ms")
             seconds = spent / 1000 if isinstance(spent, int | float) and not isinstance(spent, bool) else None
-            return Counted(cached, computed, seconds, _whole(timings.get("predicted_n")))
+            restored, miss = _whole(timings.get("restored_n")), timings.get("miss")
+            generated = _whole(timings.get("predicted_n"))
+            return Counted(cached, computed, seconds, generated, restored, miss if isinstance(miss, str) else None)
     usage = answer.get("usage")
     details = usage.get("prompt_tokens_details") if isinstance(usage, Mapping) else None
     if not isinstance(usage, Mapping) or not isinstance(details, Mapping):

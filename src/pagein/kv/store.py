@@ -227,6 +227,12 @@ class Store:
                 self._shelf.drop_empty_folders()
             return left
 
+    def limit(self, cap: int) -> None:
+        """Take at most so many bytes from now on; what is over leaves at once."""
+        with self._lock:
+            self._room.cap = cap
+            self._cut_back()
+
     # --- inside: what changes the account, under the lock ------------------------------------------------------------
 
     def _plan(self, header: Header, packed: bytes) -> list[str] | Skipped:

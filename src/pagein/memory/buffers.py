@@ -20,7 +20,8 @@ class Buffer:
     bytes are given back at once, the addresses only when nothing refers to them any more.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, *, huge: bool = True) -> None:
+        """``huge=False`` for memory that is given back piece by piece: a huge page goes only as a whole."""
         assert nbytes > 0, nbytes
         self.nbytes = nbytes
         # Private: without this flag Python maps shared memory, which never gets huge pages by madvise alone.
@@ -28,13 +29,21 @@ class Buffer:
         self._begin = -_address(self._map) % _HUGE
         self._view: memoryview | None = memoryview(self._map)[self._begin : self._begin + nbytes]
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._advise(mmap.MADV_HUGEPAGE)
+            self._advise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
 
     @property
     def view(self) -> memoryview:
         """The bytes, writable; not after `close`."""
         assert self._view is not None, "the buffer is closed"
         return self._view
+
+    def give_back(self, offset: int, nbytes: int) -> None:
+        """Give whole pages back; they read as 0 from then on, and take memory again once they are written."""
+        assert self._view is not None, "the buffer is closed"
+        assert 0 <= offset <= offset + nbytes <= self.nbytes, (offset, nbytes, self.nbytes)
+        assert offset % mmap.PAGESIZE == 0, offset
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, self._begin + offset, nbytes)
 
     def close(self) -> None:
         """Give the memory back; nothing may be reading into it (`Reader.cancel`). Idempotent."""

@@ -94,6 +94,8 @@ class Resize:
     model: str
     allowance: dict[str, int]
     reason: str
+    pool: str = "ram"
+    """The pool in which it changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,8 @@ class Renewed:
     model: str
     removed: bool
     reason: str
+    lives: bool = False
+    """Its worker goes on: nothing of it changed but what it is allowed to take."""
 
 
 @dataclass(frozen=True, slots=True)

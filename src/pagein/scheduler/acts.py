@@ -6,7 +6,7 @@ from pagein.errors import LoadFailed, ModelNotFound, NoRoom, PageinError
 from pagein.residency.lifecycle import State
 from pagein.residency.policy import Candidate
 from pagein.scheduler.actions import Action, Deny, Give, Kill, Load, Renewed, Sleep, Stop, Wake
-from pagein.scheduler.state import ModelState, SchedulerState
+from pagein.scheduler.state import PRESENT, ModelState, SchedulerState
 from pagein.scheduler.turns import note_eviction
 from pagein.scheduler.words import note_reason, refuse, say
 from pagein.units import format_bytes, format_duration
@@ -107,6 +107,13 @@ class Acts:
         """End every request that waits for it."""
         while model.waiting:
             refuse(self.state, self.out, model, model.waiting.popleft(), error)
+
+    def give_way(self, model: ModelState) -> None:
+        """It leaves once its leases end; what is absent takes its new settings at once."""
+        if model.state in (State.ABSENT, State.FAILED):
+            self.renew(model)
+        else:
+            model.unload_wanted = model.state in PRESENT
 
     def renew(self, model: ModelState) -> None:
         """A model that is absent takes its new settings, or goes for good."""

@@ -38,7 +38,7 @@ def foresee(state: SchedulerState, model: ModelState, now: float) -> Foreseen:
         return Foreseen("refuse", error.message)
     if model.state is State.LOADING and not model.unload_wanted:
         return Foreseen("loading", model.last_reason)
-    if model.state is State.RESIDENT and not model.unload_wanted:
+    if model.state is State.RESIDENT and not model.unload_wanted and model.hung is None:
         free = open_slots(state, model) > 0 and model.name not in state.yielding
         return Foreseen("resident", model.last_reason if free else why_wait(state, model))
     if model.state not in (State.ABSENT, State.FAILED, State.ASLEEP) or model.stopping:

@@ -144,10 +144,12 @@ class SleepBroke:
 
 @dataclass(frozen=True, slots=True)
 class ResizeWanted:
-    """An operator wants a loaded model to live with so many bytes of RAM from now on."""
+    """An operator wants a loaded model to live with so many bytes of its pool, until it is unloaded."""
 
     model: str
     bytes: int
+    pool: str | None = None
+    """The pool that is meant, where the operator named one; refused unless it is that of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,8 @@ class Resized:
     model: str
     allowance: dict[str, int]
     error: PageinError | None = None
+    plan: tuple[str, ...] = ()
+    """The worker's new plan in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,10 @@ class Reconfigured:
 
     changed: dict[str, ModelState] = field(default_factory=dict)
     """New models and changed ones, as they are to be."""
+    resized: frozenset[str] = frozenset()
+    """Those of them in which nothing changed but their own `memory`: one that can live with that does not leave."""
+    allotted: frozenset[str] = frozenset()
+    """The same, where only others' changes leave them other bytes; what an operator set stands against that."""
     removed: frozenset[str] = frozenset()
     limits: Limits | None = None
     budgets: dict[str, int] = field(default_factory=dict)

@@ -183,6 +183,8 @@ def _on_adopted(state: SchedulerState, out: list[Action], event: ev.Adopted, now
     for pool in event.allowance | event.used:
         if (ledger := state.ledgers.get(pool)) is not None:
             ledger.charge(model.name, max(event.allowance.get(pool, 0), event.used.get(pool, 0)))
+    if model.adjusts:
+        resize.hold(model, event.allowance.get(model.pool))
     model.wanted_since, model.last_used = None, now
     say(out, model, "taken over from an earlier daemon, which had been killed")
 
@@ -211,9 +213,10 @@ def _on_stopped(state: SchedulerState, model: ModelState, now: float) -> None:
         return
     model.life.move(State.RELEASING, now)
     state.begin_release(model.name)
-    model.stopping = model.unload_wanted = model.sleeps = model.resizing = False
+    model.stopping = model.unload_wanted = model.sleeps = False
     model.hung = None
     model.used = {}
+    resize.forget(model)
 
 
 def _on_freed(acts: Acts, event: ev.Freed, now: float) -> None:
@@ -292,25 +295,24 @@ def _on_reconfigured(acts: Acts, event: ev.Reconfigured, now: float) -> None:
         state.ledgers.setdefault(pool, Ledger(pool, budget)).budget = budget
     for name in event.removed:
         if (model := state.models.get(name)) is not None:
-            model.removed, model.successor, model.wanted_since = True, None, None
+            model.removed, model.successor, model.edit, model.wanted_since = True, None, None, None
             acts.refuse_all(model, ModelNotFound(name, [m for m in state.models if m not in event.removed]))
-            _give_way(acts, model)
+            acts.give_way(model)
     for name, fresh in event.changed.items():
         model = state.models.get(name)
         if model is None:
             state.models[name] = fresh
             acts.out.append(Renewed(name, False, note_reason(fresh, "new in the configuration")))
-        else:
-            model.successor, model.removed = fresh, False
-            _give_way(acts, model)
+        elif not _lives_on(acts, event, model, fresh):
+            model.successor, model.removed, model.edit = fresh, False, None
+            acts.give_way(model)
 
 
-def _give_way(acts: Acts, model: ModelState) -> None:
-    """It leaves once its leases end; what is absent takes its new settings at once."""
-    if model.state in (State.ABSENT, State.FAILED):
-        acts.renew(model)
-    else:
-        model.unload_wanted = model.state in PRESENT
+def _lives_on(acts: Acts, event: ev.Reconfigured, model: ModelState, fresh: ModelState) -> bool:
+    """Whether nothing but bytes changed, and it can take those while it lives."""
+    if model.name in event.allotted and resize.stands(acts, model, fresh):
+        return True
+    return model.name in event.resized | event.allotted and resize.edit(acts, model, fresh)
 
 
 def _on_measured(state: SchedulerState, out: list[Action], event: ev.Measured) -> None:

@@ -132,8 +132,12 @@ class ModelState:
     """Bytes granted when it was loaded, or since."""
     adjusts: bool = False
     """Its engine can live with other bytes while it computes."""
-    resizing: bool = False
-    """It was told to, and has not answered yet."""
+    resizing_to: int | None = None
+    """The bytes of its pool that it was told to keep within, and has not answered yet; None where it was not."""
+    edit: ModelState | None = None
+    """As what it lives on once it keeps to them: nothing else of it was edited."""
+    usual_need: dict[str, int] | None = None
+    """What it needs as configured, while the allowance that somebody set stands in `need`: until it is unloaded."""
     resized_at: float = -math.inf
     """When it did last; what was measured just before says nothing about what it keeps to now."""
     outgrew: dict[str, int] = field(default_factory=dict)
@@ -148,6 +152,16 @@ class ModelState:
     def state(self) -> State:
         """Where it is in its life."""
         return self.life.state
+
+    @property
+    def pool(self) -> str:
+        """The pool that its weights are in."""
+        return self.device if self.device in self.need else "ram"
+
+    @property
+    def resizing(self) -> bool:
+        """It was told to live with other bytes, and has not answered yet."""
+        return self.resizing_to is not None
 
     @property
     def kept(self) -> bool:
@@ -288,6 +302,11 @@ class SchedulerState:
             for m in self.models.values()
             if self.ledgers[pool].column_of(m.name) is Holding.RELEASING
         )
+
+    def giving_back(self, pool: str) -> int:
+        """Bytes that workers were told to do without, and still have."""
+        told = [m for m in self.models.values() if m.resizing_to is not None and m.pool == pool]
+        return sum(max(0, self.ledgers[pool].bytes_of(m.name) - (m.resizing_to or 0)) for m in told)
 
     def unload_running(self, pools: dict[str, int]) -> str | None:
         """The model that leaves one of these pools now, or None: at most one unload at a time per pool (row G15)."""

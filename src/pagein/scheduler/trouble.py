@@ -90,7 +90,7 @@ def relieve_overdraft(acts: Acts, now: float) -> None:
     """
     state = acts.state
     for pool, ledger in state.ledgers.items():
-        coming = state.coming(pool)
+        coming = state.coming(pool) + state.giving_back(pool)
         lasting = min(state.short_lasting.get(pool, 0), state.short(pool))  # what came back since is not short
         over, short = ledger.overdraft - coming, lasting - coming
         if over > 0:

@@ -112,6 +112,11 @@ class Child:
         child.ready = ready
         return child
 
+    def note_allowance(self, allowance: dict[str, int]) -> None:
+        """Record what it keeps to from now on, for the daemon after this one; does not block."""
+        if self._launched.entry is not None:
+            self._launched.entry.change_allowance(allowance)
+
     async def stop(self, grace: float) -> Ending:
         """Ask the worker to end (SIGTERM), and end its whole tree (SIGKILL) after ``grace`` seconds; idempotent."""
         self._ask()

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pagein import __version__
 from pagein.protocol import WorkerSpec
 
-_OF_ONE_START = ("token", "socket_dir", "allowance", "ready_timeout", "environ", "adopt_wait")
+_OF_ONE_START = ("token", "socket_dir", "allowance", "ready_timeout", "environ", "adopt_wait", "kv_disk")
 _OF_ONE_SESSION = re.compile(
     r"^(_|PWD|OLDPWD|SHLVL|COLUMNS|LINES|WINDOWID|DISPLAY|WAYLAND_DISPLAY|PS1|TERM|TERM_.*|COLORTERM|TMUX|TMUX_.*|STY"
     r"|SSH_.*|XDG_SESSION_.*|DBUS_.*|INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_.*|MANAGERPID.*|MEMORY_PRESSURE_.*"

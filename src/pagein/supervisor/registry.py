@@ -200,6 +200,11 @@ class Entry:
         )
         self.registry.put(self.record)
 
+    def change_allowance(self, allowance: dict[str, int]) -> None:
+        """The worker keeps to other bytes now; does not block."""
+        self.record = replace(self.record, allowance=allowance)
+        self.registry.put(self.record)
+
     def drop(self) -> None:
         """The tree has ended; does not block."""
         self.registry.drop(self.record.mark)

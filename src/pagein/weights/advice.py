@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from pagein.errors import DoesNotFit
 from pagein.units import format_bytes, format_duration
+from pagein.weights.demand import touched_bytes as touched_bytes
 from pagein.weights.needs import Sizes
 from pagein.weights.plan import Needs, Plan, make_plan
 
@@ -80,12 +81,6 @@ def advise(
             ways.append(_way(compression, streams, size, plan, memory, disk_free))
     chosen, reason = _choose(ways, memory)
     return Advice(memory, tuple(ways), chosen, reason)
-
-
-def touched_bytes(needs: Needs) -> int:
-    """Return the bytes of weights that a token computes with, wherever they come from."""
-    experts = needs.experts.per_token if needs.experts else 0
-    return sum(unit.nbytes for unit in needs.units) + needs.head + needs.resident_small + experts
 
 
 def least_whole(needs: Needs) -> int:

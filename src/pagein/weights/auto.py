@@ -20,6 +20,8 @@ from pagein.weights.disk import DiskSpeed, probe
 from pagein.weights.face import give_face
 from pagein.weights.head import can_be_tiled
 from pagein.weights.needs import CHUNK, activations, cache_bytes
+from pagein.weights.packed_linear import PackedLinear
+from pagein.weights.packed_matmul import scratch_bytes
 from pagein.weights.placement import Placement, Progress
 from pagein.weights.sources import find_sources
 from pagein.weights.stage import stage_for
@@ -30,6 +32,8 @@ from pagein.weights.variants import open_weights
 
 log = logging.getLogger("pagein.weights")
 
+KvNeeds = Callable[[Any, int], tuple[int, int] | None]
+"""From a model on meta and its context to the bytes of KV that a token takes, and a text beside; None: as usual."""
 CONTEXT = 4096
 """Tokens that the KV cache is planned for where the caller names none and the model allows so many."""
 
@@ -52,6 +56,7 @@ class AutoModel:
         batch: int = 1,
         chunk: int = CHUNK,
         speed: DiskSpeed | None = None,
+        kv_needs: KvNeeds | None = None,
         progress: Progress | None = None,
         verbose: bool = True,
     ) -> Any:
@@ -60,8 +65,9 @@ class AutoModel:
         ``memory`` (bytes, or text like "4GiB"; default: what the machine has free) is for the whole process: libraries,
         weights, buffers, KV cache of ``context`` tokens × ``batch`` sequences, activations of ``chunk`` tokens. On a
         CUDA device it is memory of the device, at most what is free; what the host takes beside is said. The plan is in
-        ``model.pagein.plan`` and, if ``verbose``, on standard error before anything is loaded. Raises DoesNotFit with
-        the least that would do, BadModelFile, ModelUnsuited.
+        ``model.pagein.plan`` and, if ``verbose``, on standard error before anything is loaded. ``kv_needs`` counts the
+        KV cache of who keeps it elsewhere than transformers does. Raises DoesNotFit with the least that would do,
+        BadModelFile, ModelUnsuited.
         """
         folder = Path(path)
         budget = parse_bytes(memory) if isinstance(memory, str) else memory
@@ -73,12 +79,12 @@ class AutoModel:
         if part(structure.model, sources):
             structure = with_ties(structure)
         measured = speed or probe(checkpoint.files)
-        depth = 2 if prefetch == "auto" else int(prefetch)
+        depth = None if prefetch == "auto" else int(prefetch)
         streamed = Streamed(
             checkpoint,
             structure,
             sources,
-            _needs_of(checkpoint, _context(folder, context), batch, chunk),
+            _needs_of(checkpoint, _context(folder, context), batch, chunk, kv_needs),
             budget if budget is not None else stage.free(),
             measured,
             depth,
@@ -122,13 +128,16 @@ def _context(folder: Path, context: int | None) -> int:
     return min(longest or CONTEXT, CONTEXT)
 
 
-def _needs_of(checkpoint: Checkpoint, context: int, batch: int, chunk: int) -> Callable[[Placement], Needs]:
+def _needs_of(
+    checkpoint: Checkpoint, context: int, batch: int, chunk: int, kv_needs: KvNeeds | None
+) -> Callable[[Placement], Needs]:
     """Return how a placed model's needs are counted: parts as built, cache and activations from the config."""
 
     def needs(placement: Placement) -> Needs:
         structure, parts = placement.structure, dissect(checkpoint)
         at_once = chunk if goes_in_chunks(structure.model) else context
-        per_token, fixed = cache_bytes(checkpoint, parts, context)
+        counted = kv_needs(structure.model, context) if kv_needs is not None else None
+        per_token, fixed = counted or cache_bytes(checkpoint, parts, context)
         return Needs(
             runtime=placement.stage.runtime(),
             resident_small=placement.small.nbytes,
@@ -139,7 +148,7 @@ def _needs_of(checkpoint: Checkpoint, context: int, batch: int, chunk: int) -> C
             kv_per_token=per_token,
             context=context,
             batch=batch,
-            activations=activations(checkpoint, parts, batch, context, at_once),
+            activations=activations(checkpoint, parts, batch, context, at_once) + _scratch(placement),
             streams_head=structure.head is not None and can_be_tiled(structure.head[1]),
             head_rows=structure.head[1].out_features if structure.head else 0,
             kv_fixed=fixed,
@@ -147,3 +156,9 @@ def _needs_of(checkpoint: Checkpoint, context: int, batch: int, chunk: int) -> C
         )
 
     return needs
+
+
+def _scratch(placement: Placement) -> int:
+    """Bytes in which packed weights are dequantised for prompts; on a device of its own they are in the runtime."""
+    packed = [one.in_features for one in placement.structure.model.modules() if isinstance(one, PackedLinear)]
+    return scratch_bytes(max(packed)) if packed and placement.stage.alignment is None else 0

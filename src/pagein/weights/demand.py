@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagein.units import format_bytes
 
@@ -56,6 +56,10 @@ class Needs:
     """Cache of one sequence that does not grow with the context: sliding windows, recurrent state."""
     experts: Experts | None = None
 
+    def for_batch(self, batch: int) -> Needs:
+        """The same for another number of sequences at once."""
+        return replace(self, batch=batch, activations=self.activations * batch // self.batch)
+
     @property
     def kv(self) -> int:
         """Bytes of the cache of all sequences at their longest."""
@@ -71,6 +75,12 @@ class Needs:
         """Bytes of a full load."""
         weights = self.head + (0 if self.tied else self.embedding) + sum(unit.slot_bytes for unit in self.units)
         return self.fixed + weights + (self.experts.total if self.experts else 0)
+
+
+def touched_bytes(needs: Needs) -> int:
+    """Return the bytes of weights that a token computes with, wherever they come from."""
+    experts = needs.experts.per_token if needs.experts else 0
+    return sum(unit.nbytes for unit in needs.units) + needs.head + needs.resident_small + experts
 
 
 def way_out(needs: Needs, missing: int) -> str:

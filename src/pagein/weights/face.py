@@ -28,6 +28,7 @@ def give_face(model: Any, device: torch.device) -> None:
             "__module__": ordinary.__module__,
             "__doc__": ordinary.__doc__,
             "__call__": _call(ordinary),
+            "ordinary_class": ordinary,
             "device": property(lambda self: device),
             "to": _to,
             "_apply": _refused("changing the tensors of all its modules (half, cuda, …)"),

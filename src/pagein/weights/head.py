@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import nn
 
 from pagein.weights.packed_linear import PackedLinear
+from pagein.weights.plan import HEAD_ROWS
 from pagein.weights.sources import Piece, Source
 
 
 class TiledHead(nn.Module):
     """Stands in for the head ``[vocabulary, width]``: hidden states [..., width] → logits [..., vocabulary].
 
-    Every tile is a linear layer of some of the rows, whose tensors are away until its turn.
+    Every tile is a linear layer of some of the rows, whose tensors are away until its turn, or there for good.
     """
 
-    def __init__(self, head: nn.Linear | PackedLinear, rows: int) -> None:
+    def __init__(self, head: nn.Linear | PackedLinear, rows: Sequence[int]) -> None:
+        """``rows``: of each tile, all of them together the head's."""
         super().__init__()
+        assert sum(rows) == head.out_features, rows
         self.in_features, self.out_features = head.in_features, head.out_features
-        self.starts = list(range(0, head.out_features, rows))
-        self.tiles = nn.ModuleList(_tile(head, min(rows, head.out_features - start)) for start in self.starts)
+        self.starts = list(accumulate(rows[:-1], initial=0))
+        self.tiles = nn.ModuleList(_tile(head, count) for count in rows)
 
     @property
     def bias(self) -> None:
@@ -42,6 +47,18 @@ class TiledHead(nn.Module):
             part = tile(hidden)
             out[..., start : start + part.shape[-1]] = part
         return out
+
+
+def cut_rows(rows: int, most: int) -> list[int]:
+    """Divide rows into as few tiles as have about ``most`` rows at most each, all about equal.
+
+    Each has a multiple of `HEAD_ROWS`, but the last, which has at least so many: only then it is computed by the kernel
+    of the whole head.
+    """
+    count = max(-(-rows // max(most, HEAD_ROWS)), 1)
+    each = max(-(-rows // (count * HEAD_ROWS)), 1) * HEAD_ROWS
+    full = max(rows // each - (rows % each < HEAD_ROWS), 0)
+    return [each] * full + ([rows - full * each] if rows > full * each else [])
 
 
 def can_be_tiled(head: nn.Module) -> bool:
@@ -64,10 +81,11 @@ def _tile(head: nn.Linear | PackedLinear, rows: int) -> nn.Module:
 def straighten(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Copy hidden states that are a slice of longer sequences before the head sees them; a forward pre-hook.
 
-    torch 2.13 answers a product of such a slice of several sequences in bf16 by copying the whole weight: 30,000 rows
-    of 1,536 took 2.2 s and 0.5 GiB instead of 0.02 s (two threads).
+    torch 2.13 answers a product with such a slice in bf16 by copying the whole weight: 30,000 rows of 1,536 took 2.2 s
+    and 0.5 GiB instead of 0.02 s for several sequences (two threads). For one it copies, too: the slice counts as
+    contiguous, but its first stride is that of the sequence it comes from.
     """
-    return (inputs[0].contiguous(), *inputs[1:])
+    return (inputs[0].clone(memory_format=torch.contiguous_format), *inputs[1:])
 
 
 def rows_of(source: Source, rows_in_all: int, start: int, count: int) -> Source:

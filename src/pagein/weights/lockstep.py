@@ -43,6 +43,8 @@ class Seat(Generic[T]):
         """State of the random generators while others run; None where it draws nothing."""
         self.ready: Callable[[], bool] | None = None
         """Asked before it goes on between two passes; None: whenever it is its turn."""
+        self.admitted: Callable[[], bool] | None = None
+        """Asked before it joins, in the order of coming; None: as soon as its tokens of KV are free."""
         self._job = job
         self._on_end = on_end
         self.fiber: greenlet | None = None
@@ -155,6 +157,15 @@ class Lockstep:
                 self._go_on(seat)
         self.seats = [seat for seat in self.seats if not seat.done]
 
+    def end(self) -> None:
+        """Let everybody go at once, those that wait to join as well; called by the thread that runs it."""
+        with self._lock:
+            waiting, self._waiting = list(self._waiting), deque()
+        for seat in waiting:
+            seat.cancelled = True
+            self._let_go(seat)
+        self._call_off(list(self.seats))
+
     def turn(self) -> bool:
         """Let everybody go on as far as the next unit; return False when there is nobody."""
         self._admit()
@@ -224,6 +235,11 @@ class Lockstep:
         """Whether the caller runs as a participant."""
         return self._current() is not None
 
+    @property
+    def here(self) -> Seat[Any] | None:
+        """The participant that the caller runs as."""
+        return self._current()
+
     def _current(self) -> Seat[Any] | None:
         fiber = getcurrent()
         return next((seat for seat in self.seats if seat.fiber is fiber), None) if self.seats else None
@@ -235,8 +251,12 @@ class Lockstep:
                 self.taken_tokens += seat.tokens
                 seat.enter()
                 self.seats.append(seat)
+                if seat.admitted is not None:
+                    return  # it takes what it was promised before the next one asks
 
     def _has_room(self, seat: Seat[Any]) -> bool:
+        if seat.admitted is not None:
+            return seat.cancelled or seat.admitted()
         return self.most_tokens is None or self.taken_tokens + seat.tokens <= self.most_tokens or seat.cancelled
 
     def _pass_unit(self, unit: int) -> None:

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
+from pagein.catalog.estimate_transformers import BIASES
 from pagein.catalog.geometry import F16
-from pagein.catalog.hf_config import read_config
+from pagein.catalog.hf_config import read_config, traits_of
 from pagein.catalog.safetensors import BITS, StoredTensor
 from pagein.weights.anatomy import Anatomy, Block, dissect, text_config, whole
 from pagein.weights.checkpoint import Checkpoint
@@ -52,7 +53,7 @@ def read_needs(
     head = _size(parts.head, HEAD_BITS if bits else None) if parts.head is not None else 0
     units = tuple(_unit(block, bits) for block in parts.blocks)
     small, embedding = _stored(parts.small), _stored(parts.embeddings)
-    experts = _experts(parts, bits)
+    experts = _experts(parts)
     per_token, window = cache_bytes(checkpoint, parts, context)
     needs = Needs(
         runtime=runtime,
@@ -64,7 +65,7 @@ def read_needs(
         kv_per_token=per_token,
         context=context,
         batch=batch,
-        activations=activations(checkpoint, parts, batch, context),
+        activations=activations(checkpoint, parts, batch, context, at_once(checkpoint, context)),
         head_rows=parts.head.shape[0] if parts.head is not None else 0,
         kv_fixed=window,
         experts=experts,
@@ -82,19 +83,29 @@ def can_be_packed(anatomy: Anatomy) -> bool:
     return sizes[True] > sizes[False]
 
 
+def at_once(checkpoint: Checkpoint, context: int) -> int:
+    """Return the tokens of one sequence that go through the model together: a piece, or the whole text (an encoder)."""
+    traits = traits_of(checkpoint.config)
+    return context if traits["whole_texts"] is True else min(CHUNK, context)
+
+
 def activations(checkpoint: Checkpoint, anatomy: Anatomy, batch: int, context: int, chunk: int = CHUNK) -> int:
     """Estimate the bytes beside weights and cache at the peak of a pass over a piece of the prompt of each sequence.
 
     batch × (min(context, chunk) × (4 × hidden + 3 × inner) × 4 + vocabulary × 8): residual, inputs and outputs of the
     attention; gate, up and their product, in fp32 at the worst; the last position's logits and what sampling makes of
-    them. With latent attention also the keys and values that one block expands for the whole context.
+    them. With latent attention also the keys and values that one block expands for the whole context. A position bias
+    costs two numbers per head and pair of tokens, itself and its sum with the mask (T5: measured, see the catalog).
     """
     shape = read_config(checkpoint.folder)
     hidden = shape.embedding_length or max((table.shape[1] for table in anatomy.embeddings), default=0)
     inner = max(shape.feed_forward_length or 0, 4 * hidden)
     words = anatomy.head.shape[0] if anatomy.head is not None else 0
     expanded = context * _latent(checkpoint).get("expanded", 0) * _item(anatomy)
-    return batch * (min(context, chunk) * (4 * hidden + 3 * inner) * 4 + words * 8 + expanded)
+    tokens = min(context, chunk)
+    biased = traits_of(checkpoint.config)["position_bias"] is True
+    biases = BIASES * (shape.heads or 0) * tokens**2 * 4 if biased else 0
+    return batch * (tokens * (4 * hidden + 3 * inner) * 4 + words * 8 + expanded + biases)
 
 
 def _unit(block: Block, bits: int | None) -> Unit:
@@ -117,10 +128,11 @@ def _stored(tensors: Iterable[StoredTensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def _experts(parts: Anatomy, bits: int | None) -> Experts | None:
+def _experts(parts: Anatomy) -> Experts | None:
+    """Routed experts as they are stored: also beside packed blocks they are read one by one from there."""
     if not parts.experts:
         return None
-    sizes = [sum(_size(tensor, bits) for tensor in block.experts) for block in parts.blocks]
+    sizes = [_stored(block.experts) for block in parts.blocks]
     active = [size * parts.active_experts // parts.experts for size in sizes]
     return Experts(sum(sizes), sum(active), max(active, default=0)) if sum(sizes) else None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 
@@ -95,14 +93,3 @@ def packed_like(module: nn.Module, bits: int, layout: Layout | None = None, grou
     made.bias = module._parameters.get("bias")
     made.train(module.training)
     return made
-
-
-def swap_linears(
-    module: nn.Module, which: Callable[[str, nn.Module], bool], bits: int, layout: Layout | None = None
-) -> list[str]:
-    """Replace the linear layers under a module that can be packed and that ``which`` wants; returns their paths."""
-    chosen = [path for path, child in module.named_modules() if path and sides(child, bits) and which(path, child)]
-    for path in chosen:
-        parent, _, leaf = path.rpartition(".")
-        setattr(module.get_submodule(parent), leaf, packed_like(module.get_submodule(path), bits, layout))
-    return chosen

@@ -13,10 +13,11 @@ from pagein.memory.buffers import Buffer
 from pagein.weights.binding import Binding, Bound, bindings_of
 from pagein.weights.demand import Unit
 from pagein.weights.experts import RoutedExperts
-from pagein.weights.head import TiledHead, rows_of, straighten
+from pagein.weights.head import TiledHead, cut_rows, rows_of, straighten
+from pagein.weights.layout import PAGE
 from pagein.weights.lockstep import Lockstep
 from pagein.weights.lookup import GatheredRows
-from pagein.weights.plan import HeadPlace, Plan
+from pagein.weights.plan import HEAD_ROWS, HeadPlace, Plan
 from pagein.weights.reader import Reader
 from pagein.weights.sources import Source
 from pagein.weights.stage import Stage
@@ -149,8 +150,10 @@ class Placement:
         if plan.embedding_resident and not self.structure.tied:
             wanted.update({name: self._table(name) for name in self.tables})
         self._end_stream()
-        for name in [name for name in self._residents if name not in wanted]:
-            self._residents.pop(name).drop()
+        kept, tiles = self._tile_head(plan)
+        wanted.update({bound.name: bound for bound in kept})
+        for name in [name for name in self._residents if name not in wanted or wanted[name] in kept]:
+            self._residents.pop(name).drop()  # rows of a head that was tiled before are those of other tiles
         self.stage.trim()
         self.experts.resize(self.reader, plan.expert_cache)
         total = sum(bound.nbytes for bound in wanted.values())
@@ -163,7 +166,7 @@ class Placement:
                 progress(done, total)
         self.experts.fill()
         self._put_embeddings(plan)
-        self._begin_stream(plan)
+        self._begin_stream(plan, tiles)
 
     def _put_embeddings(self, plan: Plan) -> None:
         """Give each vocabulary table the resident tensor that it is tied to, or let it gather its rows."""
@@ -180,8 +183,7 @@ class Placement:
                 source = self.sources[f"{name}.weight"]
                 self._rows.append(GatheredRows(module, source, self.stage.device, self.reader.stamps))
 
-    def _begin_stream(self, plan: Plan) -> None:
-        tiles = self._tile_head(plan)
+    def _begin_stream(self, plan: Plan, tiles: list[Bound]) -> None:
         away = [index for index in range(len(self.blocks)) if index not in plan.resident]
         units = [self.blocks[index] for index in away] + tiles
         if units:
@@ -208,23 +210,36 @@ class Placement:
         again = next((place for place, index in enumerate(away) if index >= last_begins), len(away))
         return [*(after for _, after in pairwise(range(count))), again if again < count else 0]
 
-    def _tile_head(self, plan: Plan) -> list[Bound]:
-        if plan.head is not HeadPlace.TILED or self.structure.head is None:
-            return []
+    def _tile_head(self, plan: Plan) -> tuple[list[Bound], list[Bound]]:
+        """Put tiles in the place of a head that does not fit: those whose rows stay, and those that stream."""
+        if plan.head is not HeadPlace.TILED or self.structure.head is None or self.head is None:
+            return [], []
         name, head = self.structure.head
-        tiled = TiledHead(head, max(plan.head_tile_rows, 1))
+        kept = self._kept_rows(plan, head.out_features)
+        most = plan.slot_bytes * head.out_features // self.head.nbytes
+        tiled = TiledHead(head, [*([kept] if kept else []), *cut_rows(head.out_features - kept, most)])
         tiled.register_forward_pre_hook(straighten)
         _swap(self.structure.model, head, tiled)
         self._tiled = tiled
-        self._tile_gates = [Gate(tile, self._enter, self._leave) for tile in tiled.tiles]
         bounds = []
         for start, tile in zip(tiled.starts, tiled.tiles, strict=True):
             sources = {
                 leaf: rows_of(self.sources[f"{name}.{leaf}"], head.out_features, start, tile.out_features)
                 for leaf in tile.state_dict()
             }
-            bounds.append(Bound(f"{name}[{start}]", bindings_of("", tile, sources), self.stage.alignment))
-        return bounds
+            label = f"{name}[{start}:{start + tile.out_features}]"
+            bounds.append(Bound(label, bindings_of("", tile, sources), self.stage.alignment))
+        first = 1 if kept else 0
+        self._tile_gates = [Gate(tile, self._enter, self._leave) for tile in list(tiled.tiles)[first:]]
+        return bounds[:first], bounds[first:]
+
+    def _kept_rows(self, plan: Plan, rows: int) -> int:
+        """Rows of a tiled head that stay in the bytes that the plan gives them."""
+        assert self.head is not None
+        # Each tensor's rows begin and end within a page, and a device gives memory in grains.
+        room = plan.head_kept_bytes - 2 * PAGE * len(self.head.bindings) - (self.stage.grain - 1)
+        there = min(room * rows // self.head.nbytes, rows - HEAD_ROWS)
+        return max(there, 0) // HEAD_ROWS * HEAD_ROWS
 
     def _end_stream(self) -> None:
         self.is_away = True

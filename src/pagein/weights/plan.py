@@ -1,28 +1,38 @@
 """What of a model stays in memory, what streams, and what that costs: arithmetic only, nothing is read or allocated.
 
 Memory that is fixed first (the process, small tensors, KV cache, activations), then two buffers that blocks stream
-through, then as many whole blocks as fit. A resident byte saves a byte of every pass, whichever block it is of, so any
-set is as good as another of its size; never LRU, which hits nothing on a cyclic scan. The order in which blocks become
-resident is fixed and spread over the model, so that more memory only ever adds blocks, and less only drops some.
+through, then the head and as many whole blocks as fit; never LRU, which hits nothing on a cyclic scan. A resident byte
+saves a byte of every pass, whatever it is of. But what streams should come at even distances, so that each read has
+computing beside it: the head, which is all at the end of a pass, stays before blocks do, and only as many of its rows
+stream as fill up the memory that is less than a block. The order in which blocks become resident is fixed and spread
+over the model, so that more memory only ever adds blocks, and less only drops some.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
 
 from pagein.errors import DoesNotFit
 from pagein.units import format_bytes, format_duration
 from pagein.weights.demand import Experts, Needs, Unit, way_out
+from pagein.weights.pipeline import Step, pass_seconds
 
 __all__ = ["Experts", "HeadPlace", "Needs", "Plan", "Unit", "make_plan", "spread"]
 
 LEAST_SLOTS, MOST_SLOTS = 2, 4
 """Buffers of the ring: one is computed from while another is read into; more than four only take room from blocks."""
+_MOST_TILES = 64
+"""Steps that a prediction takes the head in; finer ones change nothing that anybody could measure."""
+_TICK = 1e-4
+"""Seconds; what differs by less takes as long."""
 HEAD_TILE = 32 * 1024**2
 """Bytes of a tile of the head where no block streams and so sets the size of a buffer."""
+HEAD_ROWS = 64
+"""Rows of a tile of the head are a multiple of it, the last one's aside, which has at least so many: fewer, or an odd
+number, are another kernel's, and other bits (torch 2.13 in fp32)."""
 _GOLDEN = (5**0.5 - 1) / 2
 """Multiples of the golden ratio, modulo one, fall evenly however many are taken (the three-gap theorem)."""
 
@@ -34,7 +44,7 @@ class HeadPlace(StrEnum):
     """The model has none of its own."""
     RESIDENT = "resident"
     TILED = "tiled"
-    """Read in every pass, some rows at a time, through the buffers of the ring."""
+    """Read in every pass, some rows at a time, through the buffers of the ring; the first rows may stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,8 @@ class Plan:
     embedding_resident: bool
     """Whether the table is in memory; else its rows are gathered from the disk, a few KiB a token."""
     head: HeadPlace
+    head_kept_bytes: int
+    """Of a tiled head: its first rows, which stay."""
     head_tile_bytes: int
     head_tile_rows: int
     expert_cache: int
@@ -101,14 +113,31 @@ class Plan:
 
     @property
     def predicted_seconds(self) -> float | None:
-        """Seconds of one token: blocks are read while others compute, experts only once they are known.
+        """Seconds of one token: blocks are read while others compute (`pipeline`), experts only once they are known.
 
-        max(streamed / disk, compute) + routed / disk; None where the disk's speed is unknown.
+        None where the disk's speed is unknown; without the seconds of computing, those of reading.
         """
         if self.read_seconds is None:
             return None
-        late = self.routed_bytes_per_token / self.bytes_per_second if self.bytes_per_second else 0.0
-        return max(self.read_seconds - late, self.compute_seconds or 0.0) + late
+        if self.compute_seconds is None or self.fits_whole:
+            return max(self.read_seconds, self.compute_seconds or 0.0)
+        assert self.bytes_per_second is not None
+        late = self.routed_bytes_per_token / self.bytes_per_second
+        return pass_seconds(self._steps(self.bytes_per_second, self.compute_seconds), max(self.slots, 1)) + late
+
+    def _steps(self, bytes_per_second: float, compute_seconds: float) -> list[Step]:
+        """What a pass meets in its order; each byte computes for as long as any other."""
+        needs, parts = self.needs, list[tuple[int, bool]]()
+        parts += [(unit.nbytes, index not in self.resident) for index, unit in enumerate(needs.units)]
+        if self.head is HeadPlace.TILED:
+            parts.append((self.head_kept_bytes, False))
+            left = needs.head - self.head_kept_bytes
+            tile = max(self.head_tile_bytes, -(-left // _MOST_TILES))
+            parts += [(min(tile, left - at), True) for at in range(0, left, tile)]
+        else:
+            parts.append((needs.head, False))
+        each = compute_seconds / max(sum(size for size, _ in parts), 1)
+        return [Step(size / bytes_per_second if away else 0.0, size * each, away) for size, away in parts]
 
     def lines(self) -> list[str]:
         """Say the plan in a few lines, every figure with what it comes from."""
@@ -138,7 +167,8 @@ class Plan:
 
     def _ends(self) -> str:
         rows = f" ({self.head_tile_rows} rows)" if self.head_tile_rows else ""
-        tile = f", {format_bytes(self.head_tile_bytes)}{rows} at a time" if self.head is HeadPlace.TILED else ""
+        kept = f"{format_bytes(self.head_kept_bytes)} of it resident, " if self.head_kept_bytes else ""
+        tile = f", {kept}{format_bytes(self.head_tile_bytes)}{rows} at a time" if self.head is HeadPlace.TILED else ""
         table = "resident" if self.embedding_resident else "rows gathered from the disk"
         return f"embedding: {table}; head: {self.head.value}{tile}"
 
@@ -175,6 +205,8 @@ class _Choice:
     slot_bytes: int
     total: int
     streamed: int
+    kept: int = 0
+    """Bytes of a tiled head that stay."""
 
 
 def spread(count: int) -> list[int]:
@@ -188,27 +220,47 @@ def make_plan(
     needs: Needs,
     memory: int,
     *,
-    depth: int = LEAST_SLOTS,
+    depth: int | None = None,
     bytes_per_second: float | None = None,
     compute_seconds: float | None = None,
 ) -> Plan:
-    """Return the plan that reads least within ``memory`` bytes of the whole process; raises DoesNotFit.
+    """Return the best plan within ``memory`` bytes of the whole process; raises DoesNotFit.
 
-    ``depth`` is the number of ring buffers to take before any block is resident (2 to 4; two where three do not fit).
+    Where the disk's speed and the seconds of computing are known that is the one whose token is predicted to take
+    least; else the one that reads least. ``depth`` is the number of ring buffers to take before any block is resident
+    (2 to 4; two where three do not fit). None: as many as make the token fastest, else two.
     """
-    depth = min(max(depth, LEAST_SLOTS), MOST_SLOTS)
-    shallow = [min(_choices(needs, slots), key=_total) for slots in range(LEAST_SLOTS, depth)]
-    choices = [*shallow, *_choices(needs, depth)]
+    most = min(max(depth or LEAST_SLOTS, LEAST_SLOTS), MOST_SLOTS)
     least_cache = needs.experts.least if needs.experts else 0
-    fitting = [choice for choice in choices if choice.total + least_cache <= memory]
+    choices = list(_choices(needs, most))
+    shallow = [min(_choices(needs, slots), key=_total) for slots in range(LEAST_SLOTS, most)]
+    if depth is None and bytes_per_second and compute_seconds:
+        choices += [one for slots in range(LEAST_SLOTS + 1, MOST_SLOTS + 1) for one in _choices(needs, slots)]
+    fitting = [_filled(needs, one, memory - least_cache) for one in choices if one.total + least_cache <= memory]
+    fitting += [one for one in shallow if one.total + least_cache <= memory]
     if not fitting:
-        raise _refusal(needs, min(choices, key=_total), least_cache, memory)
+        raise _refusal(needs, min([*choices, *shallow], key=_total), least_cache, memory)
+    return min((_finish(needs, memory, one, bytes_per_second, compute_seconds) for one in fitting), key=_cost)
 
-    def cost(choice: _Choice) -> tuple[int, int, bool, int]:
-        routed = _routed(needs, memory - choice.total)
-        return choice.streamed + routed, -choice.slots, choice.head is HeadPlace.TILED, choice.total
 
-    return _finish(needs, memory, min(fitting, key=cost), bytes_per_second, compute_seconds)
+def _cost(plan: Plan) -> tuple[int, int, int, int, int]:
+    seconds = plan.predicted_seconds if plan.compute_seconds else None
+    read = plan.streamed_bytes_per_pass + plan.routed_bytes_per_token
+    tail = plan.needs.head - plan.head_kept_bytes if plan.head is HeadPlace.TILED else 0
+    return round((seconds or 0) / _TICK), read, -plan.slots, tail, plan.total
+
+
+def _filled(needs: Needs, choice: _Choice, memory: int) -> _Choice:
+    """Let rows of a tiled head stay in what is left of the memory; one that fits whole is another choice."""
+    kept = min(memory - choice.total, needs.head)
+    if choice.head is not HeadPlace.TILED or kept == needs.head:
+        return choice
+    return replace(
+        choice,
+        total=choice.total + kept,
+        streamed=choice.streamed - kept,
+        kept=kept,
+    )
 
 
 def _choices(needs: Needs, slots: int) -> Iterator[_Choice]:
@@ -264,7 +316,7 @@ def _finish(
     routed = _routed(needs, cache)
     shared = needs.tied and choice.head is HeadPlace.RESIDENT
     own = not needs.tied and not choice.streamed and not routed and 0 < needs.embedding <= left
-    tile = choice.slot_bytes if choice.head is HeadPlace.TILED else 0
+    tile = min(choice.slot_bytes, needs.head - choice.kept) if choice.head is HeadPlace.TILED else 0
     return Plan(
         needs=needs,
         memory=memory,
@@ -273,8 +325,9 @@ def _finish(
         slot_bytes=choice.slot_bytes,
         embedding_resident=shared or own,
         head=choice.head,
-        head_tile_bytes=min(tile, needs.head),
-        head_tile_rows=min(tile, needs.head) * needs.head_rows // needs.head if tile else 0,
+        head_kept_bytes=choice.kept,
+        head_tile_bytes=tile,
+        head_tile_rows=_whole_rows(tile * needs.head_rows // needs.head) if tile else 0,
         expert_cache=cache,
         total=choice.total + (slots - choice.slots) * choice.slot_bytes + cache + (needs.embedding if own else 0),
         streamed_bytes_per_pass=choice.streamed,
@@ -282,6 +335,10 @@ def _finish(
         bytes_per_second=bytes_per_second,
         compute_seconds=compute_seconds,
     )
+
+
+def _whole_rows(rows: int) -> int:
+    return rows // HEAD_ROWS * HEAD_ROWS or min(rows, HEAD_ROWS)
 
 
 def _refusal(needs: Needs, least: _Choice, least_cache: int, memory: int) -> DoesNotFit:

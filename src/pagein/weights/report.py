@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 KEPT = 4096
 """Passes that are remembered."""
+_ENOUGH = 3
+"""Passes that a median tells anything of."""
 
 
 class Pass(NamedTuple):
@@ -106,6 +109,12 @@ class Report:
                 now.hits - before.hits,
             )
         )
+
+    @property
+    def compute_seconds(self) -> float | None:
+        """Seconds that a pass of one token computed, the median of them; None before some were made."""
+        alone = [one.seconds - one.waited for one in self.passes if one.tokens == 1]
+        return median(alone) if len(alone) >= _ENOUGH else None
 
     def lines(self) -> list[str]:
         """Say what a pass took on average, the first ones left out while others followed."""

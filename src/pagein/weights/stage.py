@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from time import perf_counter
 from typing import Protocol
 
 import psutil
@@ -32,6 +34,9 @@ class Stage(Protocol):
 
     def free(self) -> int:
         """Bytes that it could have in all."""
+
+    def products(self, dtype: torch.dtype) -> float | None:
+        """Bytes of weights that one token is multiplied with in a second; None where nobody measured that."""
 
     def keep(self, buffer: Buffer, bound: Bound) -> tuple[torch.Tensor, Buffer | None]:
         """Return the bytes on the device for good, and the buffer where they still need it."""
@@ -68,6 +73,23 @@ def stage_for(device: str) -> Stage:
     raise ModelUnsuited(f"weights are streamed to cpu and cuda, not to {wanted.type!r}")
 
 
+@cache
+def measure_products(dtype: torch.dtype) -> float:
+    """Return the bytes of weights per second in a product with one token: the best of some, in turn of two matrices.
+
+    Together they are larger than the caches of one core's share, as the weights of a model are.
+    """
+    width, times = 2048, []
+    matrices = torch.ones(2, SCRATCH // (2 * width * dtype.itemsize), width, dtype=dtype)
+    token = torch.ones(1, width, dtype=dtype)
+    with torch.inference_mode():
+        for turn in range(8):
+            begin = perf_counter()
+            torch.nn.functional.linear(token, matrices[turn % 2])
+            times.append(perf_counter() - begin)
+    return float(matrices[0].nbytes / min(times))
+
+
 def flat_view(buffer: Buffer) -> torch.Tensor:
     """Return a buffer's bytes as a tensor (uint8), without a copy."""
     # Made in inference mode it could not be written to outside of it.
@@ -98,6 +120,10 @@ class OnCpu:
         """Return what the machine and every cgroup around the process have available, and what it has already."""
         available = read_machine().pools["ram"].available
         return (int(psutil.virtual_memory().available) if available is None else available) + resident_now()
+
+    def products(self, dtype: torch.dtype) -> float | None:
+        """Measure it once in a process for each dtype; takes some ms."""
+        return measure_products(dtype)
 
     def keep(self, buffer: Buffer, bound: Bound) -> tuple[torch.Tensor, Buffer | None]:
         """Return a view of the buffer."""

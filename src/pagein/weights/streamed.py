@@ -17,7 +17,7 @@ from pagein.weights.anatomy import dissect
 from pagein.weights.batch import Prompt, generate_batch
 from pagein.weights.caches import cache_of, length_of
 from pagein.weights.checkpoint import Checkpoint
-from pagein.weights.demand import Needs
+from pagein.weights.demand import Needs, touched_bytes
 from pagein.weights.disk import DiskSpeed
 from pagein.weights.experts import RoutedExperts
 from pagein.weights.lockstep import Lockstep
@@ -42,7 +42,7 @@ class Streamed:
         needs: Callable[[Placement], Needs],
         memory: int,
         speed: DiskSpeed,
-        depth: int,
+        depth: int | None,
         stage: Stage,
     ) -> None:
         self.checkpoint = checkpoint
@@ -57,8 +57,8 @@ class Streamed:
         experts = RoutedExperts(structure, sources, dissect(checkpoint).active_experts or None, stage)
         self._placement = Placement(structure, sources, self._reader, experts, stage)
         self._needs = needs(self._placement)
-        self.plan = self._make_plan(memory)
         self.report = Report(self._placement)
+        self.plan = self._make_plan(memory)
         self.speculator = Speculator(self.lockstep, structure.model, checkpoint.folder)
         self.report.also.append(self.speculator.lines)
         structure.model.register_forward_pre_hook(self._guard, with_kwargs=True)
@@ -102,10 +102,10 @@ class Streamed:
             self.lockstep.settle()
             yield
 
-    def generate_batch(self, prompts: Sequence[Prompt], **settings: Any) -> list[torch.Tensor]:
+    def generate_batch(self, prompts: Sequence[Prompt], **settings: Any) -> list[Any]:
         """Generate for many prompts of any lengths at once (`batch.generate_batch`)."""
         with self.computing():
-            return generate_batch(self, self._placement.structure.model, prompts, **settings)
+            return generate_batch(self.lockstep, self._placement.structure.model, prompts, **settings)
 
     def generate(self, prompt: Prompt, max_new_tokens: int, speculate: Any = "auto", **settings: Any) -> torch.Tensor:
         """Return prompt and new tokens, [1, n + new], greedily unless ``do_sample``; guesses save passes, nothing else.
@@ -117,25 +117,47 @@ class Streamed:
         with self.computing():
             return self.speculator.generate(prompt, speculate, {"max_new_tokens": max_new_tokens, **settings})
 
-    def set_memory(self, memory: int) -> Plan:
-        """Change the budget; call it between two passes. Raises DoesNotFit and changes nothing."""
+    def set_memory(self, memory: int, batch: int | None = None) -> Plan:
+        """Change the budget, and with ``batch`` the sequences at once; call it between two passes.
+
+        Raises DoesNotFit and changes nothing.
+        """
         with self._changing():
-            self.plan = self._make_plan(memory)
+            self.plan = self._make_plan(memory, batch)
             self._placement.apply(self.plan)
+        self.lockstep.most_tokens = self.plan.needs.context * self.plan.needs.batch
         self.report.watch()
         self.speculator.forget()
         return self.plan
 
-    def _make_plan(self, memory: int) -> Plan:
+    def check_memory(self, memory: int, batch: int) -> None:
+        """Raise DoesNotFit where a budget is too small for so many sequences at once."""
+        self._make_plan(memory, batch)
+
+    def _make_plan(self, memory: int, batch: int | None = None) -> Plan:
         stage = self._placement.stage
+        needs = self._needs if batch is None else self._needs.for_batch(batch)
         if stage.alignment is not None:
             memory = min(memory, stage.free())  # a device has nothing to swap to
-        plan = make_plan(self._needs, memory, depth=self._depth, bytes_per_second=self.speed.bytes_per_second)
+        plan = make_plan(
+            needs,
+            memory,
+            depth=self._depth,
+            bytes_per_second=self.speed.bytes_per_second,
+            compute_seconds=self._compute_seconds(),
+        )
         staging = self._placement.staging(plan)
         need, there = sum(staging.values()), int(psutil.virtual_memory().available)
         if staging and need > there:
             raise DoesNotFit(need, there, staging, "that is the host's memory, which weights pass on their way")
         return plan
+
+    def _compute_seconds(self) -> float | None:
+        """Seconds that a token computes: as the passes until now were, else as products of this size take."""
+        if (measured := self.report.compute_seconds) is not None:
+            return measured
+        rate = self._placement.stage.products(self._placement.structure.model.dtype)
+        return None if rate is None else touched_bytes(self._needs) / rate
 
     def _guard(self, model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Refuse a pass whose cache or activations would outgrow what the plan keeps for them."""

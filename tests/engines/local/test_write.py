@@ -14,14 +14,14 @@ import aiohttp
 import numpy as np
 import pytest
 
-from pagein.engines.local import write
+from pagein.engines.local import life
 from pagein.engines.local.door import Door
 from pagein.engines.local.model import Embeddings
 from pagein.engines.local.sampling import Sampling
 from pagein.engines.local.write import Desk
-from pagein.engines.local.writer import Deliver, Ending, Message, Prompt, Writer
+from pagein.engines.local.writer import Deliver, Ending, Message, Prompt, Reused, Whose, Writer
 from pagein.errors import ContextLengthExceeded, LoadFailed
-from pagein.protocol import Capability, Endpoint, WorkerSpec
+from pagein.protocol import KV_CONVERSATION_HEADER, KV_TENANT_HEADER, Capability, Endpoint, WorkerSpec
 from tests.engines.local.conftest import Reply, request
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -40,6 +40,10 @@ class Puppet(Writer):
         self.rendered: list[tuple[Sequence[Message], Mapping[str, object]]] = []
         self.called_off = threading.Event()
         self.begun = threading.Event()
+        self.computed, self.works = 0, True
+        """Whether each look finds that more was computed."""
+        self.may_embed = threading.Event()
+        self.may_embed.set()
 
     def chat(self, messages: Sequence[Message], template_options: Mapping[str, object]) -> Prompt:
         self.rendered.append((messages, template_options))
@@ -48,17 +52,27 @@ class Puppet(Writer):
     def text(self, prompt: str) -> Prompt:
         return Prompt(tuple(range(len(prompt))))
 
-    def write(self, prompt: Prompt, sampling: Sampling, deliver: Deliver) -> Callable[[], None]:
+    def write(self, prompt: Prompt, sampling: Sampling, deliver: Deliver, whose: Whose) -> Callable[[], None]:
         if len(prompt.tokens) > self.context:
             raise ContextLengthExceeded("tiny", len(prompt.tokens), self.context)
         self.asked.append((prompt, sampling))
+        self.whose = whose
         self.deliver = deliver
         for item in self.items:
             deliver(item)
         self.begun.set()
         return self.called_off.set
 
+    def beats(self) -> int:
+        self.computed += self.works
+        return self.computed
+
     async def embed(self, texts: Sequence[str]) -> Embeddings:
+        try:
+            await asyncio.to_thread(self.may_embed.wait, 30)
+        except asyncio.CancelledError:
+            self.called_off.set()
+            raise
         return Embeddings(np.eye(len(texts), 3, dtype=np.float32), len(texts))
 
 
@@ -103,6 +117,36 @@ async def test_a_chat_comes_in_openai_shape(serve):
     assert reply.body["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     messages = ({"role": "system", "content": "be brief"}, {"role": "user", "content": "ab"})
     assert puppet.rendered == [(messages, {"enable_thinking": False})]
+
+
+async def test_an_answer_says_what_was_reused(serve):
+    """Whole and streamed, as llama.cpp and OpenAI say it; a miss has its reason."""
+    endpoint = serve(Puppet("Hello", Ending("stop", 9, 2, Reused(7, 5, None, 0.5, 0.25))))
+    whole = await request(endpoint, "POST", CHAT, json=HELLO)
+    timings = {
+        "cache_n": 7, "prompt_n": 2, "prompt_ms": 500, "predicted_n": 2, "predicted_ms": 250, "restored_n": 5,
+    }  # fmt: skip
+    assert whole.body["timings"] == timings
+    assert whole.body["usage"]["prompt_tokens_details"] == {"cached_tokens": 7}
+    asked = {"prompt": "a", "stream": True, "stream_options": {"include_usage": True}}
+    found = events(await request(endpoint, "POST", COMPLETIONS, json=asked))
+    assert [event["timings"] for event in found if "timings" in event] == [timings]
+    assert found[-1]["usage"] == whole.body["usage"]
+    missed = serve(Puppet(Ending("stop", 9, 2, Reused(0, 0, "empty: nothing is there"))))
+    reply = await request(missed, "POST", CHAT, json=HELLO)
+    assert reply.body["timings"]["miss"] == "empty: nothing is there"
+
+
+async def test_the_daemon_says_whose_turn_it_is(serve):
+    """Tenant and conversation come as headers, and the client's own wish with the body."""
+    puppet = Puppet("Hello", END)
+    endpoint = serve(puppet)
+    headers = {KV_TENANT_HEADER: "t1", KV_CONVERSATION_HEADER: "conv_1"}
+    for wish, reuse in (({}, True), ({"cache_prompt": True}, True), ({"cache_prompt": False}, False)):
+        await request(endpoint, "POST", CHAT, json={**HELLO, **wish}, headers=headers)
+        assert puppet.whose == Whose("t1", "conv_1", reuse)
+    await request(endpoint, "POST", COMPLETIONS, json={"prompt": "a"})
+    assert puppet.whose == Whose()
 
 
 async def test_a_stream_has_role_pieces_reason_counts_and_done(serve):
@@ -200,7 +244,7 @@ async def test_a_fault_in_the_middle_ends_a_stream_with_an_error(serve):
 
 async def test_a_long_silence_is_broken_by_comments(serve, monkeypatch):
     """Nobody takes a worker for hung that computes a long prompt; the words come whole all the same."""
-    monkeypatch.setattr(write, "QUIET", 0.001)
+    monkeypatch.setattr(life, "QUIET", 0.001)
     puppet = Puppet()
     endpoint = serve(puppet)
     connector = aiohttp.UnixConnector(path=endpoint.socket)
@@ -214,6 +258,76 @@ async def test_a_long_silence_is_broken_by_comments(serve, monkeypatch):
         rest = (await answer.content.read()).decode()
     assert '"text": "late"' in rest
     assert rest.endswith("data: [DONE]\n\n")
+
+
+INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"
+
+
+async def by_hand(endpoint: Endpoint, path: str, body: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Ask over a connection on which every byte of the answer is seen."""
+    reader, writer = await asyncio.open_unix_connection(endpoint.socket)
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: w\r\nContent-Length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
+    return reader, writer
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
+async def test_a_whole_answer_that_takes_long_shows_life_before_it(serve, monkeypatch, path):
+    """By interim answers, which every client skips; the answer itself is whole and unchanged."""
+    monkeypatch.setattr(life, "QUIET", 0.001)
+    puppet = Puppet()
+    puppet.may_embed.clear()
+    reader, writer = await by_hand(serve(puppet), path, {"prompt": "a"} if path == COMPLETIONS else {"input": "a"})
+    for _ in range(3):
+        assert await reader.readexactly(len(INTERIM)) == INTERIM
+    puppet.may_embed.set()
+    if path == COMPLETIONS:
+        puppet.deliver("late")
+        puppet.deliver(END)
+    while (line := await reader.readline()) in (b"HTTP/1.1 102 Processing\r\n", b"\r\n"):
+        pass
+    assert line == b"HTTP/1.1 200 OK\r\n"
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+    answer = json.loads(await reader.readexactly(length))
+    assert (answer["choices"][0]["text"] if path == COMPLETIONS else len(answer["data"])) in ("late", 1)
+    writer.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nothing_is_said_while_nothing_is_computed(serve, monkeypatch, stream):
+    """A compute thread that hangs shows no life, so that the time-out ends it; a stream at most begins."""
+    monkeypatch.setattr(life, "QUIET", 0.001)
+    puppet = Puppet()
+    puppet.works = False
+    looks = threading.Semaphore(0)
+    beats = puppet.beats
+
+    def looked() -> int:
+        looks.release()
+        return beats()
+
+    puppet.beats = looked
+    reader, writer = await by_hand(serve(puppet), COMPLETIONS, {"prompt": "a", "stream": stream})
+    for _ in range(20):
+        assert await asyncio.to_thread(looks.acquire, True, 30)
+    puppet.deliver("late")
+    puppet.deliver(END)
+    seen = await reader.readuntil(b"[DONE]" if stream else b"late")
+    assert b" 102 " not in seen
+    assert seen.count(b": computing") == (1 if stream else 0)
+    writer.close()
+
+
+async def test_an_embedding_that_nobody_waits_for_is_called_off(serve):
+    """Also while it only shows life."""
+    puppet = Puppet()
+    puppet.may_embed.clear()
+    _, writer = await by_hand(serve(puppet), "/v1/embeddings", {"input": "a"})
+    writer.close()
+    assert await asyncio.to_thread(puppet.called_off.wait, 30)
+    puppet.may_embed.set()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -64,7 +64,9 @@ async def test_a_stream_says_the_same_piece_by_piece(run):
     pieces = events(await request(running.endpoint, "POST", COMPLETIONS, json=asked))
     text = "".join(event["choices"][0]["text"] for event in pieces[:-1])
     assert text == whole.body["choices"][0]["text"]
-    assert pieces[-1]["usage"] == whole.body["usage"]
+    (timings,) = [event["timings"] for event in pieces if "timings" in event]
+    assert (timings["cache_n"], timings["prompt_n"]) == (2, 1), "all but the last token of the prompt is known by then"
+    assert pieces[-1]["usage"] == {**whole.body["usage"], "prompt_tokens_details": {"cached_tokens": 2}}
 
 
 async def test_a_text_of_plain_transformers_is_written(run, tiny):
@@ -238,7 +240,7 @@ async def test_an_encoder_embeds_only(run):
 
 
 def test_what_cannot_be_loaded_is_told(run, tiny, tmp_path):
-    """An allowance below the least plan with both numbers, a folder without a tokeniser, another device."""
+    """An allowance below the least plan with both numbers, a folder without a tokeniser, a device that is not there."""
     with pytest.raises(DoesNotFit, match="needs at least"):
         run(allowance={"ram": 1 << 20})
     with pytest.raises(EngineMissing, match="cuda:0"):

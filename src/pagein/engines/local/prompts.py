@@ -30,6 +30,8 @@ class Wanted:
     """None for a bare prompt."""
     template_options: dict[str, object] = field(default_factory=dict)
     prompt: str = ""
+    reuse: bool = True
+    """``cache_prompt``, as llama.cpp calls it."""
 
 
 async def read_chat(request: web.Request) -> Wanted:
@@ -42,6 +44,7 @@ async def read_chat(request: web.Request) -> Wanted:
         _with_usage(fields),
         messages=messages,
         template_options=_template_options(fields.get("chat_template_kwargs")),
+        reuse=_reuse(fields),
     )
 
 
@@ -55,7 +58,12 @@ async def read_completion(request: web.Request) -> Wanted:
         refuse("prompt", "prompt has token numbers; they belong to another model's vocabulary: send a text")
     if not isinstance(prompt, str) or not prompt:
         refuse("prompt", "prompt must be one text that is not empty")
-    return Wanted(read_sampling(fields), fields.flag("stream"), _with_usage(fields), prompt=_valid(prompt, "prompt"))
+    whole = _valid(prompt, "prompt")
+    return Wanted(read_sampling(fields), fields.flag("stream"), _with_usage(fields), prompt=whole, reuse=_reuse(fields))
+
+
+def _reuse(fields: Fields) -> bool:
+    return fields.get("cache_prompt") is None or fields.flag("cache_prompt")
 
 
 def _with_usage(fields: Fields) -> bool:

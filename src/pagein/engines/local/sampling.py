@@ -42,6 +42,7 @@ FIELDS = (
     "stop",
     "stream",
     "stream_options",
+    "cache_prompt",
     *_NEUTRAL,
     *_IGNORED,
 )

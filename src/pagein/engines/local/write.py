@@ -9,20 +9,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
+from pagein.engines.local import life
 from pagein.engines.local.door import as_failure, problem
 from pagein.engines.local.prompts import Wanted, read_chat, read_completion
 from pagein.engines.local.replies import DONE, Shapes, fault
 from pagein.engines.local.texts import embeddings_answer, read_embeddings
-from pagein.engines.local.writer import Ending, Prompt, Writer
+from pagein.engines.local.writer import Ending, Prompt, Whose, Writer
 from pagein.errors import PageinError
-from pagein.protocol import PATHS, Capability
+from pagein.protocol import KV_CONVERSATION_HEADER, KV_TENANT_HEADER, PATHS, Capability
 from pagein.units import format_duration
 
 _EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _STILL_THERE = b": computing\n\n"
-QUIET = 15.0
-"""Seconds without a word after which a stream gets a comment: a long prompt on a streamed model takes minutes, and a
-worker that is silent for long is taken for hung."""
 _Item = str | Ending | Exception
 
 
@@ -56,7 +54,7 @@ class Desk:
     async def _embed(self, request: web.Request) -> web.Response:
         wanted, begin = await read_embeddings(request), time.monotonic()
         try:
-            found = await self._writer.embed(wanted.texts)
+            found = await life.alive(request, life.Pulse(self._writer.beats), self._writer.embed(wanted.texts))
         except Exception as error:
             raise as_failure(self._name, error) from error
         answer = embeddings_answer(self._name, wanted, found)
@@ -69,26 +67,27 @@ class Desk:
         wanted, begin = await read(request), time.monotonic()
         prompt = await asyncio.to_thread(self._prompt, wanted)
         talk = _Talk(self._name)
-        call_off = self._writer.write(prompt, wanted.sampling, talk.deliver)
-        shapes = Shapes(self._name, chat=wanted.messages is not None)
+        call_off = self._writer.write(prompt, wanted.sampling, talk.deliver, _whose(request, wanted))
+        shapes, pulse = Shapes(self._name, chat=wanted.messages is not None), life.Pulse(self._writer.beats)
         try:
             if wanted.stream:
-                return await self._events(request, wanted, shapes, talk)
-            text = "".join([piece async for piece in talk.pieces() if piece is not None])
+                return await self._events(request, wanted, shapes, talk, pulse)
+            text = await _whole(request, talk, pulse)
             return web.json_response(shapes.whole(text, talk.ending))
         finally:
             call_off()
             if talk.over is not None:
-                note = f"{talk.over.prompt_tokens} tokens read, {talk.over.completion_tokens} written"
-                _log("completion" if wanted.messages is None else "chat", note, begin)
+                _log("completion" if wanted.messages is None else "chat", _note(talk.over), begin)
 
     def _prompt(self, wanted: Wanted) -> Prompt:
         if wanted.messages is None:
             return self._writer.text(wanted.prompt)
         return self._writer.chat(wanted.messages, wanted.template_options)
 
-    async def _events(self, request: web.Request, wanted: Wanted, shapes: Shapes, talk: _Talk) -> web.StreamResponse:
-        pieces = talk.pieces(QUIET)
+    async def _events(
+        self, request: web.Request, wanted: Wanted, shapes: Shapes, talk: _Talk, pulse: life.Pulse
+    ) -> web.StreamResponse:
+        pieces = talk.pieces(life.QUIET)
         first = await anext(pieces, None)  # a fault before the first word has a status of its own
         response = web.StreamResponse(headers=_EVENTS)
         await response.prepare(request)
@@ -98,7 +97,8 @@ class Desk:
             if first is not None or talk.over is None:
                 await response.write(_STILL_THERE if first is None else shapes.piece(first))
             async for piece in pieces:
-                await response.write(_STILL_THERE if piece is None else shapes.piece(piece))
+                if piece is not None or pulse.beat():
+                    await response.write(_STILL_THERE if piece is None else shapes.piece(piece))
         except PageinError as error:
             await response.write(fault(problem(error)))
             await response.write_eof()
@@ -109,6 +109,28 @@ class Desk:
         await response.write(DONE)
         await response.write_eof()
         return response
+
+
+async def _whole(request: web.Request, talk: _Talk, pulse: life.Pulse) -> str:
+    """All that is said, with signs of life while nothing is."""
+    said: list[str] = []
+    async for piece in talk.pieces(life.QUIET):
+        if piece is None:
+            await life.show_life(request, pulse)
+        else:
+            said.append(piece)
+    return "".join(said)
+
+
+def _whose(request: web.Request, wanted: Wanted) -> Whose:
+    """Read the daemon's headers: nobody else reaches the socket, and the gateway passes none of a client's on."""
+    headers = request.headers
+    return Whose(headers.get(KV_TENANT_HEADER, ""), headers.get(KV_CONVERSATION_HEADER), wanted.reuse)
+
+
+def _note(over: Ending) -> str:
+    known = f", {over.reused.cached} of them known" if over.reused is not None else ""
+    return f"{over.prompt_tokens} tokens read{known}, {over.completion_tokens} written"
 
 
 class _Talk:
@@ -131,7 +153,7 @@ class _Talk:
         assert self.over is not None, "it is still talking"
         return self.over
 
-    async def pieces(self, quiet: float | None = None) -> AsyncIterator[str | None]:
+    async def pieces(self, quiet: float) -> AsyncIterator[str | None]:
         """Yield text to the end, and None after each ``quiet`` seconds without; raises what came in its place."""
         while True:
             try:

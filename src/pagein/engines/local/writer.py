@@ -22,6 +22,34 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Whose:
+    """Whose turn a request is, as the daemon tells it."""
+
+    tenant: str = ""
+    """Tenants share nothing."""
+    conversation: str | None = None
+    """The kept conversation; None where there is none, and it is known by its tokens only."""
+    reuse: bool = True
+    """The client's own wish (``cache_prompt``): whether anything is reused for it, and kept of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reused:
+    """What of a prompt was there already."""
+
+    cached: int
+    """Tokens that were not computed."""
+    restored: int
+    """Those of them that came back from a lower tier."""
+    miss: str | None = None
+    """Why there were none, as ``kind: reason``."""
+    prompt_seconds: float = 0.0
+    """Until the first token was there."""
+    write_seconds: float = 0.0
+    """From then on to the last one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """Why a text ended, and what it took."""
 
@@ -29,6 +57,8 @@ class Ending:
     """OpenAI's ``finish_reason``: ``stop`` or ``length``."""
     prompt_tokens: int
     completion_tokens: int
+    reused: Reused | None = None
+    """None where nothing is said of that."""
 
 
 Deliver = Callable[[str | Ending | Exception], None]
@@ -51,8 +81,12 @@ class Writer(ABC):
         """Turn a text into tokens; blocks for milliseconds."""
 
     @abstractmethod
-    def write(self, prompt: Prompt, sampling: Sampling, deliver: Deliver) -> Callable[[], None]:
+    def write(self, prompt: Prompt, sampling: Sampling, deliver: Deliver, whose: Whose) -> Callable[[], None]:
         """Begin to write; returns what calls it off. Raises ContextLengthExceeded with both numbers."""
+
+    @abstractmethod
+    def beats(self) -> int:
+        """Return a number that grows while something is computed: whoever waits can tell that from a hang."""
 
     @abstractmethod
     def embed(self, texts: Sequence[str]) -> Awaitable[Embeddings]:

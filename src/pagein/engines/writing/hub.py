@@ -36,15 +36,28 @@ class Hub:
         self._coming: deque[Seat[Any] | _Errand] = deque()
         self._news = threading.Condition()
         self._stopped = False
+        self.beats = 0
+        """Steps computed since the start: a block of a streamed model, a pass of one in memory."""
+        self._last: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     def start(self) -> None:
         """Begin to compute."""
         self._thread.start()
 
-    def submit(self, job: Callable[[], T], tokens: int, on_end: Callable[[Seat[T]], None]) -> Seat[T]:
-        """Queue a request that keeps so many tokens of KV; any thread. ``on_end`` is called in the compute thread."""
+    def submit(
+        self,
+        job: Callable[[], T],
+        tokens: int,
+        on_end: Callable[[Seat[T]], None],
+        admitted: Callable[[], bool] | None = None,
+    ) -> Seat[T]:
+        """Queue a request of so many tokens; any thread. ``on_end`` is called in the compute thread, ``admitted`` too.
+
+        It joins once ``admitted`` says so, in the order of coming; without it once so many tokens of KV are free.
+        """
         seat = Seat(job, tokens, on_end)
+        seat.admitted = admitted
         seat.rng = random_state()  # the job seeds it for itself; others must not see what it draws
         self._put(seat)
         return seat
@@ -61,11 +74,17 @@ class Hub:
         """Run work as soon as all requests stand between two passes; they go on afterwards."""
         return (await self._await(lambda _: work(), when_idle=False)).value
 
-    def stop(self) -> None:
-        """End the thread after the block that it computes now."""
+    def stop(self, last: Callable[[], None] | None = None, bound: float = 0.0) -> None:
+        """End the thread after the block that it computes now; with ``last`` requests are let go, then that is done.
+
+        Waits at most ``bound`` seconds for it.
+        """
+        self._last = self._last or last
         self._stopped = True
         with self._news:
             self._news.notify()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(bound)
 
     async def _await(self, work: Callable[[Callable[[], bool]], T], *, when_idle: bool) -> Computed[T]:
         return await hand_over(work, lambda act: self._put(_Errand(act, when_idle)))
@@ -82,6 +101,10 @@ class Hub:
                 self._take_in()
                 if not self._lockstep.turn():
                     self._rest()
+                self.beats += 1
+            if self._last is not None:
+                self._lockstep.end()
+                self._last()
         except Exception as error:
             traceback.print_exc()
             why = f"its compute thread broke: {type(error).__name__}: {error}"

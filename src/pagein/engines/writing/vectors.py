@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from pagein.engines.local.model import Floats
+from pagein.engines.writing.conversations import Conversations
 from pagein.weights.caches import cache_name, goes_in_chunks
 
 Pooling = Literal["mean", "cls", "last"]
@@ -18,12 +19,12 @@ Pooling = Literal["mean", "cls", "last"]
 class Body:
     """The part of a model that makes hidden states."""
 
-    def __init__(self, model: Any, pooling: Pooling, chunk: int) -> None:
-        """``chunk`` tokens at a time are computed where the model looks back only."""
+    def __init__(self, model: Any, pooling: Pooling, chunk: int, conversations: Conversations | None = None) -> None:
+        """``chunk`` tokens at a time are computed where the model looks back only, over blocks of ``conversations``."""
         self._model = model
         encoder = model.config.is_encoder_decoder
         self._body = model.get_encoder() if encoder else model.base_model
-        self._pooling, self._chunk = pooling, chunk
+        self._pooling, self._chunk, self._conversations = pooling, chunk, conversations
         looks_back = model.can_generate() and goes_in_chunks(model)
         self._cache = cache_name(self._body) if looks_back else None
 
@@ -32,8 +33,11 @@ class Body:
         ids = torch.tensor([tokens], device=self._model.device)  # the body's own may be meta
         if self._cache is None:
             pooled = self._pool(self._body(input_ids=ids).last_hidden_state[0])
+        elif self._conversations is None:
+            pooled = self._in_chunks(ids, self._cache, None)
         else:
-            pooled = self._in_chunks(ids, self._cache)
+            with self._conversations.scratch(tokens) as cache:
+                pooled = self._in_chunks(ids, self._cache, cache)
         vector: Floats = pooled.cpu().numpy().astype(np.float32)
         return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
@@ -43,13 +47,15 @@ class Body:
             return states.float().mean(dim=0)
         return states[0 if self._pooling == "cls" else -1].float()
 
-    def _in_chunks(self, ids: torch.Tensor, cache: str) -> torch.Tensor:
+    def _in_chunks(self, ids: torch.Tensor, cache: str, blocks: Any) -> torch.Tensor:
         """The same with the KV cache of what came before, so that activations stay those of a chunk."""
         total, ends = torch.zeros(()), list[torch.Tensor]()
-        past: dict[str, Any] = {}
+        past: dict[str, Any] = {} if blocks is None else {cache: blocks}
         for part in ids.split(self._chunk, dim=1):
+            if self._conversations is not None:
+                self._conversations.turns.before_pass(blocks, part.shape[1])
             answer = self._body(input_ids=part, use_cache=True, **past)
-            states, past = answer.last_hidden_state[0].float(), {cache: answer[cache]}
+            states, past = answer.last_hidden_state[0].float(), past or {cache: answer[cache]}
             total = total + states.sum(dim=0)
             ends += [states[0], states[-1]]
         return {"mean": total / ids.shape[1], "cls": ends[0], "last": ends[-1]}[self._pooling]

@@ -13,7 +13,8 @@ import numpy as np
 from pagein.engines.local.fields import refuse
 from pagein.engines.local.model import Embeddings, Floats
 from pagein.engines.local.sampling import Sampling
-from pagein.engines.local.writer import Deliver, Ending, Message, Prompt, Writer
+from pagein.engines.local.writer import Deliver, Ending, Message, Prompt, Whose, Writer
+from pagein.engines.writing.conversations import Conversations
 from pagein.engines.writing.hub import Hub
 from pagein.engines.writing.request import Request, settings_for
 from pagein.engines.writing.vectors import Body
@@ -36,9 +37,19 @@ class Guard(Protocol):
 class TransformersWriter(Writer):
     """Chat, completions and vectors of one loaded model."""
 
-    def __init__(self, name: str, model: Any, tokeniser: Any, hub: Hub, guard: Guard, body: Body, context: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        tokeniser: Any,
+        hub: Hub,
+        guard: Guard,
+        body: Body,
+        context: int,
+        conversations: Conversations | None = None,
+    ) -> None:
         self._name, self._model, self._tokeniser, self._hub, self._guard = name, model, tokeniser, hub, guard
-        self._body, self.context = body, context
+        self._body, self.context, self._conversations = body, context, conversations
         self._ends = _ends(model, tokeniser)
         self._lock = threading.Lock()  # a tokeniser changes while it encodes
         self.capabilities = capabilities_of(model, tokeniser)
@@ -58,8 +69,8 @@ class TransformersWriter(Writer):
         """Encode a bare prompt."""
         return Prompt(self._encode(prompt, special=True))
 
-    def write(self, prompt: Prompt, sampling: Sampling, deliver: Deliver) -> Callable[[], None]:
-        """Queue a generation that keeps KV for its longest possible end."""
+    def write(self, prompt: Prompt, sampling: Sampling, deliver: Deliver, whose: Whose) -> Callable[[], None]:
+        """Queue a generation; it joins once there is room for its prompt, and what it lacks then others yield."""
         count = len(prompt.tokens)
         if count >= self.context:
             raise ContextLengthExceeded(self._name, count, self.context)
@@ -67,14 +78,21 @@ class TransformersWriter(Writer):
         if count + new > self.context:
             raise ContextLengthExceeded(self._name, count + new, self.context, "max_tokens")
         settings = settings_for(self._model.generation_config, sampling, new, self._ends)
-        request = Request(self._model, prompt, sampling, settings, self._decode, deliver)
+        told = self._conversations
+        if told is not None and not told.has_encoder:
+            told.check(count + new)
+        request = Request(self._model, prompt, sampling, settings, self._decode, deliver, told, whose)
 
         def job() -> Ending:
             self._guard.check()
             return request()
 
-        seat = self._hub.submit(job, count + new, lambda seat: _tell(seat, deliver))
+        seat = self._hub.submit(job, count + new, lambda seat: _tell(seat, deliver), self._room_for(count, new))
         return lambda: self._hub.cancel(seat)
+
+    def beats(self) -> int:
+        """Return the steps of the compute thread."""
+        return self._hub.beats
 
     async def embed(self, texts: Sequence[str]) -> Embeddings:
         """Compute the texts some at a time, each of them as if alone."""
@@ -90,13 +108,18 @@ class TransformersWriter(Writer):
     async def _vectors(self, tokens: Sequence[tuple[int, ...]]) -> list[Floats]:
         ends = [_Result() for _ in tokens]
         seats = [
-            self._hub.submit(self._vector_of(one), len(one), end.take) for one, end in zip(tokens, ends, strict=True)
+            self._hub.submit(self._vector_of(one), len(one), end.take, self._room_for(len(one), 0))
+            for one, end in zip(tokens, ends, strict=True)
         ]
         try:
             return [await end.value for end in ends]
         finally:
             for seat in seats:
                 self._hub.cancel(seat)
+
+    def _room_for(self, prompt: int, new: int) -> Callable[[], bool] | None:
+        told = self._conversations
+        return None if told is None or told.has_encoder else lambda: told.turns.may_begin(prompt, new)
 
     def _vector_of(self, tokens: tuple[int, ...]) -> Callable[[], Floats]:
         def job() -> Floats:

@@ -80,7 +80,7 @@ def process_bytes(nvml: Any | None, devices: Sequence[GpuDevice]) -> dict[str, d
     pools: dict[str, dict[int, int | None]] = {}
     for device in devices:
         calls = (f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Compute", "Graphics"))
-        lists = [_ask(nvml, call, device.handle)[0] for call in calls]
+        lists = [ask(nvml, call, device.handle)[0] for call in calls]
         if all(found is None for found in lists):
             continue
         used: dict[int, int | None] = {}
@@ -92,7 +92,7 @@ def process_bytes(nvml: Any | None, devices: Sequence[GpuDevice]) -> dict[str, d
     return pools
 
 
-def _ask(nvml: Any, function: str, *arguments: Any) -> tuple[Any | None, str | None, int | None]:
+def ask(nvml: Any, function: str, *arguments: Any) -> tuple[Any | None, str | None, int | None]:
     """Call NVML: the answer, or the driver's words and its error number."""
     try:
         return getattr(nvml, function)(*arguments), None, None
@@ -101,8 +101,8 @@ def _ask(nvml: Any, function: str, *arguments: Any) -> tuple[Any | None, str | N
 
 
 def _all_handles(nvml: Any) -> list[Any]:
-    count, _, _ = _ask(nvml, "nvmlDeviceGetCount")
-    handles = [_ask(nvml, "nvmlDeviceGetHandleByIndex", index)[0] for index in range(count or 0)]
+    count, _, _ = ask(nvml, "nvmlDeviceGetCount")
+    handles = [ask(nvml, "nvmlDeviceGetHandleByIndex", index)[0] for index in range(count or 0)]
     return [handle for handle in handles if handle is not None]
 
 
@@ -124,10 +124,10 @@ def _visible(nvml: Any, handles: list[Any], visible: str | None) -> list[Any]:
 
 def _by_uuid(nvml: Any, handles: list[Any], entry: str) -> Any | None:
     if entry.startswith("MIG-"):
-        return _ask(nvml, "nvmlDeviceGetHandleByUUID", entry)[0]
+        return ask(nvml, "nvmlDeviceGetHandleByUUID", entry)[0]
     if not entry.startswith("GPU-"):
         return None
-    uuids = [(handle, _text(_ask(nvml, "nvmlDeviceGetUUID", handle)[0])) for handle in handles]
+    uuids = [(handle, _text(ask(nvml, "nvmlDeviceGetUUID", handle)[0])) for handle in handles]
     # CUDA accepts a beginning of the identifier where only one GPU has it.
     found = [handle for handle, uuid in uuids if uuid is not None and uuid.startswith(entry)]
     return found[0] if len(found) == 1 else None
@@ -135,22 +135,22 @@ def _by_uuid(nvml: Any, handles: list[Any], entry: str) -> Any | None:
 
 def _slice_of(nvml: Any, handle: Any) -> Any:
     """With MIG on, a CUDA program sees one slice of the card, the first: that slice's memory is the limit."""
-    mode, _, _ = _ask(nvml, "nvmlDeviceGetMigMode", handle)
+    mode, _, _ = ask(nvml, "nvmlDeviceGetMigMode", handle)
     if not mode or mode[0] != 1:
         return handle
-    slices, _, _ = _ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle)
+    slices, _, _ = ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle)
     for index in range(slices or 0):
-        found, _, _ = _ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+        found, _, _ = ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
         if found is not None:
             return found
     return handle
 
 
 def _describe(nvml: Any, index: int, handle: Any) -> GpuDevice:
-    name = _text(_ask(nvml, "nvmlDeviceGetName", handle)[0])
+    name = _text(ask(nvml, "nvmlDeviceGetName", handle)[0])
     if name is not None and _INTEGRATED.search(name):
         return GpuDevice(index, name, None, None, unified=True, handle=handle)
-    memory, words, number = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    memory, words, number = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
     if memory is None or memory.total <= 0:
         problem = words or "the driver gives a total of 0 bytes"
         if number == _NOT_SUPPORTED:

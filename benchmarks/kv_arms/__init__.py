@@ -1,0 +1,1 @@
+"""What `bench-kv` runs: ways to keep KV under the same load, and what single steps cost."""

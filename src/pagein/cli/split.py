@@ -1,0 +1,104 @@
+"""``pagein split``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pagein.cli.options import Json
+from pagein.errors import BadUsage
+
+
+class Verb(StrEnum):
+    """What is done with a model and its parts."""
+
+    ANALYZE = "analyze"
+    APPLY = "apply"
+    CHECK = "check"
+
+
+Action = Annotated[
+    Verb,
+    typer.Argument(
+        metavar="analyze|apply|check",
+        help="Find the parts of a model; write the split; read every byte of a split and compare it.",
+    ),
+]
+Target = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FOLDER", help="analyze: a model; apply: what analyze wrote; check: a folder with a split_plan.json."
+    ),
+]
+Tasks = Annotated[
+    Path | None, typer.Option("--tasks", metavar="FILE", help="analyze: the tasks with sample calls (YAML).")
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="FOLDER", help="analyze, apply: where it is written; apply goes on with an ended run."
+    ),
+]
+Precision = Annotated[
+    list[str] | None,
+    typer.Option("--precision", metavar="bf16|fp16|fp32", help="apply: a file in this precision, too; repeatable."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="apply: say what would be written and whether it fits; write nothing.")
+]
+Png = Annotated[
+    Path | None, typer.Option("--png", metavar="FILE", help="analyze: write the influence matrix as a PNG, too.")
+]
+
+
+def split(
+    verb: Action,
+    target: Target,
+    tasks: Tasks = None,
+    out: Out = None,
+    precision: Precision = None,
+    dry_run: DryRun = False,
+    png: Png = None,
+    json: Json = False,
+) -> None:
+    """Split a model by its capabilities, and look after what was split.
+
+    analyze runs each task's sample calls, prints which tensors they use, finds the parts, and proves them: every task
+    gives the same bits with everything else out of memory. Several models fine-tuned from one backbone share what is
+    bit-identical. apply writes a file for each part, the plan last. check compares every file with the plan, loads
+    nothing, lists what ended runs left, and ends with 3 when a file would be refused. analyze and apply need
+    pagein[torch].
+    """
+    _refuse_others(verb, tasks=tasks, out=out, precision=precision, dry_run=dry_run, png=png)
+    match verb:
+        case Verb.ANALYZE:
+            from pagein.cli.split_analyze import run_analyze
+
+            if tasks is None or out is None:
+                raise BadUsage("analyze needs --tasks FILE and --out FOLDER")
+            run_analyze(target, tasks, out, png, json)
+        case Verb.APPLY:
+            from pagein.cli.split_apply import run_apply
+
+            run_apply(target, out, precision or [], dry_run, json)
+        case Verb.CHECK:
+            from pagein.cli.split_check import run_check
+
+            run_check(target, json)
+
+
+_OPTIONS = {
+    Verb.ANALYZE: {"tasks", "out", "png"},
+    Verb.APPLY: {"out", "precision", "dry_run"},
+    Verb.CHECK: set[str](),
+}
+
+
+def _refuse_others(verb: Verb, **given: object) -> None:
+    """Raise BadUsage for an option that the verb does not have: none is dropped silently."""
+    for name, value in given.items():
+        if value and name not in _OPTIONS[verb]:
+            raise BadUsage(f"{verb} has no option --{name.replace('_', '-')}")

@@ -1,0 +1,163 @@
+"""Write-behind: what a turn added is copied down after it, in the background, so that demotion is only a drop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pagein.kv.blocks.keys import BLOCK
+from pagein.kv.cache.below import Below
+from pagein.kv.cache.books import Books, Hold
+from pagein.kv.cache.conversation import Conversation
+from pagein.kv.cache.known import Node
+from pagein.kv.cache.mover import Move, Mover
+from pagein.kv.cache.side import SideUnknown, pack_side
+from pagein.kv.cache.tiered import TieredCache
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """One block to copy."""
+
+    index: int
+    group: int
+    hold: Hold | None
+    """None for a partly filled tail: it was copied at once, so that the next turn can go on in its block."""
+    packed: Any = None
+    obsolete: bool = False
+
+
+class Writer:
+    """Queues copies of sealed blocks. A block that is to be copied is never written: its holder makes it shared."""
+
+    def __init__(self, books: Books, below: Below, mover: Mover) -> None:
+        self._books, self._below, self._mover = books, below, mover
+        self._tails: dict[int, list[_Item]] = {}
+
+    def seal(self, conversation: Conversation, cache: TieredCache) -> list[Node]:
+        """Note which tokens a cache that became idle stands for, and name its blocks (with the lock)."""
+        conversation.settle(cache.tokens)
+        return self.name_blocks(conversation, cache)
+
+    def name_blocks(self, conversation: Conversation, cache: TieredCache) -> list[Node]:
+        """Name all blocks that an idle cache has; returns the nodes of its text (with the lock)."""
+        nodes: list[Node] = []
+        parent = conversation.root
+        for key, tokens in conversation.links[: -(-len(cache.tokens) // BLOCK)]:
+            node = self._books.known.add(parent, tokens, key)
+            if node is None:  # another text has this key: what follows cannot be named
+                break
+            nodes.append(node)
+            parent = key
+        for group, chain in enumerate(cache.batch.rows[0].chains):
+            for index, block in enumerate(chain.blocks, chain.start // BLOCK):
+                if block is not None and index < len(nodes):
+                    self._books.known.only(nodes[index], group, block)
+        if nodes:
+            self._books.known.let_go(nodes[-1])
+        return nodes
+
+    def write_behind(self, conversation: Conversation, cache: TieredCache) -> Move | None:
+        """Queue what lies below not yet, unless it is in a turn again; the copies wait for this thread's kernels."""
+        books = self._books
+        if not self._below.exists:
+            return None
+        with books.lock:
+            while conversation.moving:
+                books.news.wait()
+            if conversation.active or conversation.kept is not cache or not cache.batch.length:
+                return None
+            conversation.moving = True  # it neither goes on nor leaves while its tail and its state are copied
+        try:
+            return self._queue(conversation, cache)
+        finally:
+            with books.lock:
+                conversation.moving = False
+                books.news.notify_all()
+
+    def _queue(self, conversation: Conversation, cache: TieredCache) -> Move | None:
+        books, after = self._books, self._books.lane.computed()
+        with books.lock:
+            nodes = self.name_blocks(conversation, cache)
+            if not nodes:
+                return None
+            held = [
+                (index, group, books.hold(group, [block]))
+                for group, chain in enumerate(cache.batch.rows[0].chains)
+                for index, block in enumerate(chain.blocks, chain.start // BLOCK)
+                if block is not None and index < len(nodes)
+            ]
+        items = []
+        for index, group, hold in held:
+            if self._below.complete(nodes[index], group):
+                books.drop(hold)
+            else:
+                items.append(self._item(nodes, index, group, hold, after))
+        self._tails[conversation.id] = [one for one in items if one.hold is None]
+        items.sort(key=lambda one: (one.index, one.group))
+        side = self._side(cache, conversation)
+        root, tokens = conversation.root, conversation.tokens
+        steps = self._steps(conversation, nodes, items, side, root, tokens, after)
+
+        def end() -> None:
+            for item in items:
+                if item.hold is not None:
+                    books.drop(item.hold)
+
+        move = self._mover.add(steps, f"write-behind of {len(items)} blocks", on_end=end)
+        conversation.writing = move
+        return move
+
+    def goes_on(self, conversation: Conversation) -> None:
+        """A turn begins: its tail as it was need not be kept, unless windows or side state may come back to it."""
+        whole = not self._books.geometry.side_layers and all(window is None for window in self._books.windows)
+        for item in self._tails.pop(conversation.id, []):
+            item.obsolete = whole
+
+    def _item(self, nodes: list[Node], index: int, group: int, hold: Hold, after: Any) -> _Item:
+        """What has to be done for a block; a tail is copied now."""
+        if len(nodes[index].tokens) == BLOCK:
+            return _Item(index, group, hold)
+        try:
+            packed = self._below.packed(group, hold.blocks[0], len(nodes[index].tokens), after)
+        finally:
+            self._books.drop(hold)
+        return _Item(index, group, None, packed)
+
+    def _side(self, cache: TieredCache, conversation: Conversation) -> Any:
+        if not cache.side or cache.batch.length != len(conversation.tokens):
+            return None
+        try:
+            return pack_side(cache.side)
+        except SideUnknown:
+            return None
+
+    def _steps(
+        self,
+        conversation: Conversation,
+        nodes: list[Node],
+        items: list[_Item],
+        side: Any,
+        root: bytes,
+        tokens: tuple[int, ...],
+        after: Any,
+    ) -> Iterator[None]:
+        for item in items:
+            path = nodes[: item.index + 1]
+            if item.hold is None:
+                if not item.obsolete:
+                    self._below.save(path, root, item.group, None, after, item.packed)
+                item.packed = None
+            else:
+                try:
+                    self._below.save(path, root, item.group, item.hold.blocks[0], after)
+                finally:
+                    self._books.drop(item.hold)
+            yield
+        if side is not None:
+            self._below.save_side(nodes, root, side)
+            yield
+        if self._below.cold is not None:
+            self._below.cold.note(conversation.disk_name, root, tokens)
+        self._below.trim()

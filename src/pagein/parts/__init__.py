@@ -1,0 +1,1 @@
+"""Parts on demand: one backbone, many capabilities, only what a request needs."""

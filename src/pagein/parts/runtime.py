@@ -1,0 +1,368 @@
+"""`load_parts(path)`: an ordinary model whose tasks' weights come when a call needs them, and leave when idle."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pagein.errors import ModelUnsuited, PartRefused, PartsBusy, TaskUnclear
+from pagein.parts.adapters import ACTIVE, Adapter, Owner, Selection
+from pagein.parts.adapting import make_adaptable
+from pagein.parts.audit import Audit, no_audit
+from pagein.parts.building import Build, build_on_meta
+from pagein.parts.check import verify
+from pagein.parts.deferring import DeferringLock
+from pagein.parts.face import give_face
+from pagein.parts.groups import Group, groups_of, set_rivals
+from pagein.parts.guard import Guard, GuardRules
+from pagein.parts.lease import Lease, Stream, in_force
+from pagein.parts.order import order_on
+from pagein.parts.part_file import Limits, PartReader
+from pagein.parts.plan import STORED, Part, SplitPlan
+from pagein.parts.plan_facts import adapted_modules, chain_of, default_precision, room_for_all
+from pagein.parts.proven import Proven
+from pagein.parts.publish import Cast, Seats
+from pagein.parts.report import PartsReport, report_of
+from pagein.parts.residency import Residency
+from pagein.parts.rollout import Level
+from pagein.parts.root import PartsRoot, read_plan
+from pagein.parts.sweeper import Sweeper
+from pagein.parts.tripwire import lay_tripwires
+from pagein.parts.whole import cast_all, read_away
+from pagein.units import parse_bytes
+
+Precision = str | Mapping[str, str]
+"""One for all parts that have it, or one by part; what is not named is used as stored."""
+
+
+def load_parts(
+    path: str | Path,
+    memory: str | int | None = None,
+    *,
+    device: str = "cpu",
+    level: str | Level = Level.AUTO,
+    precision: Precision = STORED,
+    build: Build | None = None,
+    wait: float = 30.0,
+    rules: GuardRules | None = None,
+    limits: Limits | None = None,
+    audit: Audit = no_audit,
+    sweep_seconds: float | None = 5.0,
+) -> Any:
+    """Return the model of a split folder: transformers' own class (or what ``build`` makes), in eval mode.
+
+    ``model(..., task=…)`` and ``model.generate(..., task=…)`` bring in what the task needs; ``with model.lease(task):``
+    keeps it for longer. Without ``task`` a call inside a lease, or of a model with one task, works as ever.
+
+    ``memory`` (bytes, or text like "4GiB"; default: all parts fit) is for the weights of all parts together.
+    ``wait``: seconds that a call waits for memory at most. ``sweep_seconds``: how often idle parts are looked for, None
+    for never (`Parts.sweep`). Everything else of it is in ``model.pagein``, a `Parts`. Raises PlanRefused, PartRefused,
+    PartTooLarge, ModelUnsuited, BadModelFile.
+    """
+    root = PartsRoot(Path(path))
+    try:
+        plan = read_plan(root)
+        model = build_on_meta(plan, root.folder, build)
+        rules = rules or GuardRules()
+        wanted = parse_bytes(memory) if isinstance(memory, str) else memory
+        guard = Guard(room_for_all(plan, rules) if wanted is None else wanted, rules)
+        proven = Proven() if Proven.available() else None
+        reader = PartReader(root, plan, limits=limits, audit=audit, proven=proven)
+        parts = Parts(model, root, reader, guard, torch.device(device), precision, wait, audit)
+        parts.has_limit = wanted is not None
+    except BaseException:
+        root.close()
+        raise
+    try:
+        parts.start(Level(level), sweep_seconds)
+    except BaseException:
+        parts.close()
+        raise
+    return model
+
+
+class Parts:
+    """One split model's parts: what `model.pagein` is. Any thread may call it."""
+
+    def __init__(
+        self,
+        model: Any,
+        root: PartsRoot,
+        reader: PartReader,
+        guard: Guard,
+        device: torch.device,
+        precision: Precision = STORED,
+        wait: float = 30.0,
+        audit: Audit = no_audit,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model, self.wait, self.owner = model, wait, Owner()
+        self._root, self._reader, self._precision, self._clock = root, reader, precision, clock
+        weakref.finalize(self, root.close).atexit = False
+        self._digest = reader.plan.digest
+        self.seats = Seats(model, reader.plan, device)
+        lock = DeferringLock()
+        groups = self._groups(reader.plan, lock)
+        self.residency = Residency(groups, self.seats, guard, reader, lock, order_on(device), clock, audit=audit)
+        self.has_limit = True
+        """Whether someone said how much memory all parts may take."""
+        self._sweeper: Sweeper | None = None
+        self._closed = False
+        for group in groups.values():
+            self.seats.withdraw(group.part, group.entry, group.tasks, group.cast_types)
+        make_adaptable(model, adapted_modules(reader.plan), self.owner)
+        lay_tripwires(model, self.residency)
+        give_face(model, self)
+
+    def start(self, level: Level = Level.AUTO, sweep_seconds: float | None = None) -> None:
+        """Load the backbone, or everything at level off, and begin to look for idle parts. Blocks on the disk."""
+        backbone = self.plan.backbone
+        if backbone is not None:
+            self.pin(backbone)
+            self.load(backbone, who="start")
+        self.set_level(level)
+        if sweep_seconds is not None:
+            self._sweeper = Sweeper(self, sweep_seconds)
+
+    @property
+    def plan(self) -> SplitPlan:
+        """The plan as it is now."""
+        return self._reader.plan
+
+    @property
+    def level(self) -> Level:
+        """How much is done on demand."""
+        return self.residency.level
+
+    # ── calls ───────────────────────────────────────────────────────────────────────────────────────
+
+    def lease(self, task: str | None = None, *, whole: bool = False, who: str = "", wait: float | None = None) -> Lease:
+        """Return a lease on a task's parts, to be held by ``with``; ``whole`` takes every part of the model.
+
+        ``who`` stands in the audit line. Raises UnknownTask, or TaskUnclear where the model has several and none is
+        named.
+        """
+        name = self._task(task)
+        patience = self.wait if wait is None else wait
+
+        def take() -> tuple[Group, ...]:
+            if whole:
+                return self.residency.acquire(self._parts_of_tasks(), None, who, patience)
+            return self._acquire(name, who, patience, in_force(self.owner, name, ()))
+
+        return Lease(name, self.owner, take, self.residency.release, partial(self._select, name))
+
+    def run(self, compute: Callable[[str], Any], task: str | None = None) -> Any:
+        """Compute under a lease of the task and return what comes; what yields keeps the lease until it ends.
+
+        ``compute`` is told the task's name.
+        """
+        active = ACTIVE.get()
+        named = None if task is None else self.plan.task(task).name
+        if active is not None and active.owner is self.owner and named in (None, active.task):
+            return compute(active.task)
+        held = in_force(self.owner, named, self.plan.tasks)
+        name = self._task(named) if held is None else held.task
+        groups = self._acquire(name, "", self.wait, held)
+        release = partial(self.residency.release, groups)
+        try:
+            selection = self._select(name, groups)
+            token = ACTIVE.set(selection)
+            try:
+                result = compute(name)
+            finally:
+                ACTIVE.reset(token)
+        except BaseException:
+            release()
+            raise
+        if hasattr(result, "__next__"):
+            return Stream(result, selection, release)
+        release()
+        if hasattr(result, "__anext__") or hasattr(result, "__await__"):
+            if hasattr(result, "close"):
+                result.close()
+            why = "gives its answer later, and the lease of this call has ended"
+            raise ModelUnsuited(f"{type(self.model).__name__} {why}", hint="hold `model.lease(task)` around the call")
+        return result
+
+    # ── by hand ─────────────────────────────────────────────────────────────────────────────────────
+
+    def load(self, part: str, *, who: str = "") -> None:
+        """Bring a part in, through the same door as calls; raises as they do."""
+        name = self.plan.part(part).name
+        self.residency.release(self.residency.acquire([name], None, who, self.wait, by_hand=True))
+
+    def unload(self, part: str) -> bool:
+        """Let a part go; False where it is not there, in use or pinned. Never waits for calls."""
+        return self.residency.unload(self._standing(part))
+
+    def pin(self, part: str, pinned: bool = True) -> None:
+        """Keep a part once it is there, or no longer; brings nothing in."""
+        with self.residency.lock:
+            self.residency.guard.pin(self._standing(part), pinned)
+
+    def warm(self, task: str, *, who: str = "warm-up") -> None:
+        """Bring a task's parts in before the first call of it."""
+        with self.lease(task, who=who):
+            pass
+
+    def replace(self, part: str, by: str, *, who: str = "") -> None:
+        """Let a part stand in another's place while calls run: each of them has the old one or the new one, whole.
+
+        The new file is proven first, byte by byte; where it is not what the plan says, PartRefused is raised, and the
+        old one serves on. ``by`` may be ``part`` itself, to go back. Waits for running calls with the old one.
+        """
+        old, new = self.plan.part(part), self.plan.part(by)
+        if old.name not in chain_of(self.plan, new):
+            raise PartRefused(new.name, f"does not stand in the place of the part {old.name!r}")
+        group = self.residency.groups[new.name]
+        verify(self._root, group.entry)
+        before = self.residency.replace(old.name, new.name)
+        if before == new.name or not self.residency.guard.is_resident(before):
+            return
+        try:
+            self.residency.release(self.residency.acquire([old.name], None, who, self.wait, by_hand=True))
+        except PartsBusy:
+            return  # a call with the old one goes on; the first call after it brings the new one in
+        if self.residency.standing.get(old.name) != new.name:
+            raise group.retold()
+        self.residency.unload(before)
+
+    def refresh(self) -> None:
+        """Read the plan again: parts and tasks that were written since join. Raises PlanRefused where one that is known
+        has another content now; then everything stays as it was."""
+        plan = read_plan(self._root)
+        known = self.residency.groups
+        for name, part in plan.parts.items():
+            if name in known and part.file(known[name].precision).sha256 != known[name].entry.sha256:
+                raise PartRefused(name, "has another content now; a part that changes needs a name of its own")
+        lock = self.residency.lock
+        fresh = {name: one for name, one in self._groups(plan, lock).items() if name not in known}
+        with lock:
+            make_adaptable(self.model, adapted_modules(plan), self.owner)
+            for name, group in known.items():
+                group.part = plan.parts.get(name, group.part)
+            known.update(fresh)
+            set_rivals(known.values(), self.seats)
+            self._reader.plan, self._digest = plan, plan.digest
+            if not self.has_limit:
+                self.residency.guard.set_allowance(room_for_all(plan, self.residency.guard.rules))
+        if self.level is Level.OFF:
+            self.set_level(Level.OFF)
+
+    def set_level(self, level: str | Level) -> None:
+        """Change how much is done on demand, with the next call; to ``off`` loads everything and keeps it."""
+        level, before = Level(level), self.residency.level
+        if level is Level.OFF:
+            for name in self._parts_of_tasks():
+                self.pin(name)
+                self.load(name, who="level off")
+        elif before is Level.OFF:
+            for name in self._parts_of_tasks():
+                if name != self.plan.backbone:
+                    self.pin(name, False)
+        self.residency.level = level
+
+    def set_memory(self, memory: str | int) -> None:
+        """Have other bytes for all parts; with fewer, idle parts leave at once, and those in use when they are idle."""
+        self.has_limit = True
+        with self.residency.lock:
+            self.residency.guard.set_allowance(parse_bytes(memory) if isinstance(memory, str) else memory)
+        while self.sweep():
+            pass
+
+    def sweep(self) -> int:
+        """Let idle parts go as the guard says: one pass; returns how many went."""
+        return self.residency.sweep()
+
+    def report(self) -> PartsReport:
+        """Say how every part is. Loads nothing and waits for nobody's load or call."""
+        home, now = self.residency, self._clock()
+        with home.lock:
+            stands = {by: part for part, by in home.standing.items() if by != part}
+            parts = tuple(report_of(one, home.guard, stands.get(one.name), now) for one in home.groups.values())
+            guard = home.guard
+            return PartsReport(
+                home.level.value,
+                self._digest,
+                guard.allowance,
+                guard.owned,
+                home.line.waiting,
+                parts,
+                guard.report(now),
+            )
+
+    def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Return tensors that are away, read from their files for the caller alone; raises PartRefused."""
+        return read_away(self, names)
+
+    def cast(self, fn: Cast) -> None:
+        """Do to every tensor what `Module.to` does; raises PartsBusy while calls run, ModelUnsuited."""
+        cast_all(self, fn)
+
+    def close(self) -> None:
+        """Let everything go that is not in use, and the folder. Idempotent; calls that need a part fail afterwards."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._sweeper is not None:
+            self._sweeper.close()
+        for name in self.residency.groups:
+            with self.residency.lock:
+                self.residency.guard.pin(name, False)
+            self.residency.unload(name)
+        self._root.close()
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _acquire(self, task: str, who: str, wait: float, held: Lease | None) -> tuple[Group, ...]:
+        if held is not None:  # waiting with a lease for what it keeps would be waiting for oneself
+            groups = held.groups
+            if self.residency.share(groups):
+                return groups
+        return self.residency.acquire(self.plan.tasks[task].parts, task, who, wait)
+
+    def _select(self, task: str, groups: Sequence[Group]) -> Selection:
+        """Return the adapters of a task's own parts, in the task's order; a lease may have others, too."""
+        order = {name: place for place, name in enumerate(self.plan.tasks[task].parts)}
+        found: list[tuple[int, Adapter]] = []
+        for group in groups:
+            adapter = group.held.adapter if group.held is not None else None
+            place = next((order[name] for name in chain_of(self.plan, group.part) if name in order), None)
+            if adapter is not None and place is not None:
+                found.append((place, adapter))
+        return Selection(self.owner, task, [adapter for _, adapter in sorted(found, key=lambda one: one[0])])
+
+    def _task(self, task: str | None) -> str:
+        if task is not None:
+            return self.plan.task(task).name
+        if len(self.plan.tasks) == 1:
+            return next(iter(self.plan.tasks))
+        raise TaskUnclear(list(self.plan.tasks), [])
+
+    def _standing(self, part: str) -> str:
+        name = self.plan.part(part).name
+        return self.residency.standing.get(name, name)
+
+    def _parts_of_tasks(self) -> list[str]:
+        return list(dict.fromkeys(name for task in self.plan.tasks.values() for name in task.parts))
+
+    def _groups(self, plan: SplitPlan, lock: DeferringLock) -> dict[str, Group]:
+        groups = groups_of(
+            plan.parts.values(), self.seats, lock, {name: self._form(part) for name, part in plan.parts.items()}
+        )
+        set_rivals(groups.values(), self.seats)
+        return groups
+
+    def _form(self, part: Part) -> str:
+        """Return the precision that a part is used in: the wanted one, as stored where it has none of that."""
+        if isinstance(self._precision, str):
+            return self._precision if self._precision in part.files else default_precision(part)
+        wanted = self._precision.get(part.name)
+        return default_precision(part) if wanted is None else wanted

@@ -1,0 +1,269 @@
+"""Reading a part that is as it should be; and disks that are slow, fail, or change under the reader."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+
+import pytest
+
+from pagein.errors import PartRefused
+from pagein.parts import part_file
+from pagein.parts.audit import LOADED
+from pagein.parts.part_file import Limits
+from pagein.parts.proven import Proven
+from pagein.parts.reading import CHUNK, read_from_file
+from tests.parts.bench import Bench
+from tests.parts.build import TENSORS, fill, split
+
+needs_xxhash = pytest.mark.skipif(not Proven.available(), reason="needs xxhash")
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """The small model's split."""
+    return Bench(tmp_path, split(tmp_path))
+
+
+def test_a_sound_part_is_read(bench):
+    """Each tensor's bytes are its own, aligned, from one buffer; the caller writes the one line."""
+    loaded = bench.read("TAG", "backbone")
+    assert list(loaded.tensors) == ["body.weight", "embed.weight", "body.bias"]
+    for name, place in loaded.tensors.items():
+        assert (place.dtype, place.shape) == TENSORS[name]
+        assert place.offset % 64 == 0
+        assert bytes(loaded.view(name)) == fill(name, place.nbytes)
+    assert bench.room.held == loaded.nbytes == bench.bytes_read == bench.file("backbone").stat().st_size
+    assert bench.lines == []
+    line = loaded.line(LOADED)
+    assert (line.who, line.task, line.part, line.result) == ("somebody", "tag", "backbone", LOADED)
+    assert line.bytes == loaded.nbytes
+    loaded.close()
+    loaded.close()
+    assert bench.room.held == 0
+
+
+def test_an_operator_s_load_names_no_task(bench):
+    """Warm-up loads a part for no task."""
+    loaded = bench.read(None, "Tag")
+    assert loaded.part == "tag"
+    assert loaded.line(LOADED).task is None
+    loaded.close()
+
+
+def test_large_files_come_in_pieces(bench, tmp_path):
+    """A read gives what it gives; the digest is of all bytes all the same."""
+    sizes = []
+
+    def little(descriptor, into, offset):
+        sizes.append(len(into))
+        return read_from_file(descriptor, into[:50_001], offset)
+
+    bench.options["read"] = little
+    bench.read("tag", "backbone").close()
+    assert len(sizes) > 20
+    assert max(sizes) <= CHUNK
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_slow_disk_is_not_waited_for(bench):
+    """A reading that passes its time is refused with both numbers, whatever it has brought by then."""
+    clock = Clock()
+
+    def slow(descriptor, into, offset):
+        clock.now += 2
+        return read_from_file(descriptor, into[:1000], offset)
+
+    bench.options.update(read=slow, clock=clock)
+    bench.done = threading.Event()
+    whole = bench.room
+
+    def room(nbytes):
+        give_back = whole(nbytes)
+        return lambda: (give_back(), bench.done.set())
+
+    bench.room = room
+    with pytest.raises(PartRefused, match=r"gave \d+ of \d+ bytes within 3 s, the limit"):
+        bench.read("tag", "backbone")
+    assert bench.done.wait(30)  # the thread that reads gives the memory back once its read is over
+    assert whole.held == 0
+    assert len(bench.lines) == 1
+
+
+def test_a_disk_that_never_answers_keeps_nobody(bench):
+    """The caller goes on at the limit; memory that a read may still write to is given back only after that read."""
+    answer = threading.Event()
+    whole = bench.room
+    given_back = threading.Event()
+
+    def room(nbytes):
+        give_back = whole(nbytes)
+        return lambda: (give_back(), given_back.set())
+
+    def never(descriptor, into, offset):
+        answer.wait(30)
+        return 0
+
+    bench.options.update(read=never, limits=Limits(seconds_per_100mb=0.01))
+    bench.room = room
+    with pytest.raises(PartRefused, match="gave 0 of"):
+        bench.read()
+    assert not given_back.is_set()
+    assert whole.held == bench.file("tag").stat().st_size
+    answer.set()
+    assert given_back.wait(30)
+    assert whole.held == 0
+
+
+def test_time_grows_with_size():
+    """3 s for each 100 MB, and never less than for one."""
+    assert Limits().seconds(1) == 3
+    assert Limits().seconds(1_000_000_000) == 30
+
+
+def test_a_disk_error_is_said(bench):
+    """What the system says of a read, and the byte, are in the message."""
+
+    def broken(descriptor, into, offset):
+        raise OSError(5, "Input/output error")
+
+    bench.options["read"] = broken
+    assert "cannot be read at byte 0: Input/output error" in bench.refuse().message
+
+
+def test_no_thread_is_an_answer(bench, monkeypatch):
+    """Where the system gives no thread, everything goes back and the reason is said."""
+
+    def none(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    assert "can't start new thread" in bench.refuse().message
+
+
+def test_a_bug_in_reading_is_no_hang(bench):
+    """Whatever ends the thread that reads, the caller gets an answer."""
+
+    def wrong(descriptor, into, offset):
+        raise ValueError("wrong")
+
+    bench.options["read"] = wrong
+    assert "cannot be read at byte 0: wrong" in bench.refuse().message
+
+
+CHANGES = {
+    "shortened": (lambda path: os.truncate(path, 1000), "was cut to"),
+    "written to": (lambda path: path.open("r+b").write(b"x"), "changed while it was read|digest"),
+    "grown": (lambda path: path.open("ab").write(b"more"), "changed while it was read"),
+    "renamed": (lambda path: path.rename(path.with_name("away")), "changed while it was read"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_while_it_is_read(bench, change):
+    """What changes between opening and the last byte is refused, also where the bytes might be whole."""
+    spoil, words = CHANGES[change]
+    once = []
+
+    def meddle(descriptor, into, offset):
+        if offset >= 1000 and not once:
+            once.append(spoil(bench.file("backbone")))
+        return read_from_file(descriptor, into[:1000], offset)
+
+    bench.options["read"] = meddle
+    with pytest.raises(PartRefused, match=words):
+        bench.read("tag", "backbone")
+    assert bench.room.held == 0
+
+
+def test_no_memory_is_an_answer(bench, monkeypatch):
+    """Where the system has no memory for the buffer, the reservation goes back and the reason is said."""
+
+    def none(nbytes):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(part_file, "Buffer", none)
+    assert "no memory for its" in bench.refuse().message
+
+
+@needs_xxhash
+def test_proven_once_the_fast_digest_does(bench, monkeypatch):
+    """The second reading of an unchanged file costs no sha256; the bytes are proven all the same."""
+    bench.options["proven"] = Proven()
+    first = bench.read()
+    first.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(hashlib, "sha256", lambda *rest: pytest.fail("hashed again"))
+        second = bench.read()
+    assert (first.by_fast_digest, second.by_fast_digest) == (False, True)
+    assert bytes(second.view("tag.weight")) == fill("tag.weight", 160)
+    second.close()
+
+
+@needs_xxhash
+def test_a_changed_file_is_proven_anew(bench):
+    """Another write, inode or time: the full digest counts again, and finds what changed."""
+    bench.options["proven"] = Proven()
+    bench.read().close()
+    path = bench.file("tag")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"\0")
+    bench.refuse()
+    path.write_bytes(data)
+    loaded = bench.read()
+    assert not loaded.by_fast_digest
+    loaded.close()
+
+
+@needs_xxhash
+def test_lost_bits_of_a_proven_file_are_found(bench):
+    """A disk that gives other bytes for an unchanged file is found by the fast digest, and told by the full one."""
+    bench.options["proven"] = Proven()
+    bench.read().close()
+
+    def rotten(descriptor, into, offset):
+        got = read_from_file(descriptor, into, offset)
+        into[got - 1] ^= 1
+        return got
+
+    bench.options["read"] = rotten
+    planned = bench.plan.parts["tag"].files["stored"].sha256
+    told = bench.refuse()
+    assert told.details["planned_digest"] == planned != told.details["digest"]
+
+
+@needs_xxhash
+def test_what_is_remembered_is_bounded(monkeypatch):
+    """The oldest of too many makes room."""
+    monkeypatch.setattr("pagein.parts.proven.MOST", 2)
+    proven = Proven()
+    for at in range(3):
+        proven.remember("sha", (0, at, 0, 0, 0), str(at))
+    assert [proven.digest_of("sha", (0, at, 0, 0, 0)) for at in range(3)] == [None, "1", "2"]
+
+
+def test_many_threads_read_the_same_part(bench):
+    """Readings do not know of each other."""
+    found: list[bytes] = []
+
+    def one() -> None:
+        loaded = bench.read("tag", "both")
+        found.append(bytes(loaded.view("both.weight")))
+        loaded.close()
+
+    threads = [threading.Thread(target=one) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [fill("both.weight", 112)] * 8
