@@ -278,3 +278,24 @@ def test_a_window_that_records_goes_back_to_any_length() -> None:
     cache.crop(-250)
     assert torch.equal(cache.layers[0].keys, keys[:, :, 150 - (WINDOW - 1) : 150])
     assert cache.device_tier.grounds[0].taken <= WINDOW // 64 + 3
+
+
+def test_a_scattered_row_that_is_cut_back_to_a_run_looks_again() -> None:
+    """It then grows in place: with the old table its rows would go into the block that it gave back."""
+    cache = cache_of(6)
+    device = cache.device_tier
+    device.take(0, 6)
+    device.release(0, [3])
+    put(cache, 64)
+    device.release(0, [1])
+    put(cache, 10)  # 4 is in use: this goes into 1
+    cache.crop(-10)
+    device.take(0, 1)
+    others = device.arenas[0].read_block(1, 0)[0].clone()
+    device.release(0, [4])
+    new = states(10)
+    shown = [cache.update(new, new, layer) for layer in range(2)]
+    assert cache.batch.rows[0].chains[0].blocks == [3, 4]
+    assert torch.equal(shown[0][0][:, :, 64:], new)
+    assert torch.equal(cache.layers[0].keys[:, :, 64:], new)
+    assert torch.equal(device.arenas[0].read_block(1, 0)[0], others)

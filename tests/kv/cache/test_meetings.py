@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -12,13 +11,13 @@ import pytest
 torch = pytest.importorskip("torch")
 t = pytest.importorskip("transformers")
 
-from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
+from transformers import DynamicCache
 
 from pagein.errors import CacheMismatch
 from pagein.kv.cache import attaching
 from pagein.kv.cache.row import Row
 from pagein.kv.cache.side import SideUnknown
-from tests.kv.cache.tiers import ARGUMENT, SMALL, Plain, check_whole, make, pool_of, turn, words, write
+from tests.kv.cache.tiers import ARGUMENT, SMALL, check_whole, make, pool_of, turn, words, write
 
 pytestmark = pytest.mark.torch
 QUIET = {"write_behind": False}
@@ -49,19 +48,6 @@ class _Stop(Exception):
 
 def _raise(*_) -> None:
     raise _Stop
-
-
-class _After(StoppingCriteria):
-    """Breaks off after so many tokens of an answer."""
-
-    def __init__(self, tokens: int) -> None:
-        self._left = tokens
-
-    def __call__(self, input_ids, scores, **_):
-        self._left -= 1
-        if not self._left:
-            raise _Stop
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -242,25 +228,4 @@ def test_two_turns_need_the_same_room(tmp_path: Path, monkeypatch: pytest.Monkey
         one.join(30)
     assert [one for one in found if isinstance(one, Exception)] == []
     assert len(found) == 2
-    pool.close()
-
-
-@pytest.mark.parametrize(("seed", "turns"), [(12004, 57), (13000, 53)])
-def test_a_row_cut_back_to_a_run_grows_where_its_blocks_are(seed: int, turns: int, tmp_path: Path):
-    """Its layers must look again: else they write behind the block that it had before, which is another's by now."""
-    model, chance, said = make(), random.Random(seed), dict[str, list[int]]()
-    pool = pool_of(model, 12, tmp_path, settings={"overlap": True})
-    for number in range(turns):
-        name = f"c{number % 5}"
-        prompt = [*said.get(name, [])[:250], *words(chance.randrange(5, 60), seed=number + seed * 1000)]
-        cache, how = pool.open(name), chance.randrange(4)
-        left = chance.randrange(5) + 1 if how == 1 else 99
-        with suppress(_Stop), cache.turn(prompt) as one:
-            if how:
-                stop = StoppingCriteriaList([_After(left)])
-                out = write(model, cache, prompt, 4, stopping_criteria=stop)
-                assert out == Plain(model).turn(name, prompt, 4), number
-                if how == 3:
-                    one.end(out)
-                    said[name] = out
     pool.close()
