@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import sys
 from pathlib import Path
 
 from pagein.kv.answers import Kept
 from pagein.kv.store import Store
+from tests.dying import die_at
 from tests.kv.build import offer, payload_of
 
 SIZE = 3 * 1024**2 + 5
@@ -35,27 +35,6 @@ def payload(turn: int, tokens: list[int]):
         yield whole[start : start + 500_000]
 
 
-def die_at(moment: int) -> None:
-    """Count the system calls of a save, and end without a trace before or after the chosen one."""
-    seen = 0
-
-    def wrap(call):
-        def counted(*args, **kwargs):
-            nonlocal seen
-            for after in (False, True):
-                if after:
-                    result = call(*args, **kwargs)
-                if seen == moment:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                seen += 1
-            return result
-
-        return counted
-
-    for name in (*CALLS, "getppid"):
-        setattr(os, name, wrap(getattr(os, name)))
-
-
 def main() -> None:
     kind, root = sys.argv[1], Path(sys.argv[2])
     if kind == "step":
@@ -64,7 +43,7 @@ def main() -> None:
             turn = len(store.entries()) and store.entries()[0].header.tokens // 10
             child = os.fork()
             if child == 0:
-                die_at(moment)
+                die_at(moment, (*CALLS, "getppid"))
                 save(store, turn + 1)
                 os._exit(0)
             status = os.waitpid(child, 0)[1]

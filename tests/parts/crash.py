@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from pagein.parts.part_file import PartReader
 from pagein.parts.plan import encode
 from pagein.parts.root import PartsRoot, read_plan
 from pagein.parts.writing import leftovers, write_split
+from tests.dying import die_at
 from tests.parts.build import make
 
 CALLS = ("open", "unlink", "rename", "replace", "fsync", "getppid")
@@ -40,27 +40,6 @@ def models(seed: str):
     )
 
 
-def die_at(moment: int) -> None:
-    """Count the system calls, and end without a trace before or after the chosen one."""
-    seen = 0
-
-    def wrap(call):
-        def counted(*args, **kwargs):
-            nonlocal seen
-            for after in (False, True):
-                if after:
-                    result = call(*args, **kwargs)
-                if seen == moment:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                seen += 1
-            return result
-
-        return counted
-
-    for name in CALLS:
-        setattr(os, name, wrap(getattr(os, name)))
-
-
 def check(folder: Path, known: dict[bytes, str]) -> str:
     """After a crash: the plan is one of the known ones, every file of it is sound, the rest is told as left over."""
     with PartsRoot(folder) as root:
@@ -83,7 +62,7 @@ def main() -> None:
         shutil.copytree(template, root)
         child = os.fork()
         if child == 0:
-            die_at(moment)
+            die_at(moment, CALLS)
             write_split(root, models("b"))
             os._exit(0)
         killed = os.WIFSIGNALED(os.waitpid(child, 0)[1])

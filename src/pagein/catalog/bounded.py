@@ -111,7 +111,7 @@ def read_json(path: Path, limit: int, *, most_items: int = 100_000) -> dict[str,
 def parse_object(path: Path, data: bytes) -> dict[str, object]:
     """Parse a JSON object of a file; a key that comes twice, a nesting without end or no object is a BadModelFile."""
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=no_duplicates)
     except (ValueError, RecursionError) as error:
         raise bad(path, f"is not valid JSON: {error}") from error
     if not isinstance(value, dict):
@@ -119,7 +119,8 @@ def parse_object(path: Path, data: bytes) -> dict[str, object]:
     return value
 
 
-def _no_duplicates(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
+def no_duplicates(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
+    """Make an object of JSON, for `object_pairs_hook`; ValueError for a key that comes twice."""
     result: dict[str, object] = {}
     for key, value in pairs:
         if key in result:

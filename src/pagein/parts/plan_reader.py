@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn, TypeVar
 
+from pagein.catalog.bounded import no_duplicates
 from pagein.catalog.safetensors import BITS
 from pagein.errors import PlanRefused
 from pagein.parts.names import PATTERN, file_name, is_name
@@ -61,21 +62,12 @@ def parse_plan(data: bytes, file: object = "split_plan.json") -> SplitPlan:
     if items > MOST_ITEMS:
         raise PlanRefused(file, "the plan", f"has {items} items, the limit is {MOST_ITEMS}", items=items)
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=no_duplicates, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise PlanRefused(file, "the plan", f"is not valid JSON: {str(error)[:200]}") from None
     plan = _plan(_Field(file, "plan", value))
     check_plan(plan, file)
     return plan
-
-
-def _no_duplicates(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
-    result: dict[str, object] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"the key {key[:80]!r} comes twice")
-        result[key] = value
-    return result
 
 
 def _no_constant(text: str) -> NoReturn:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 
+from pagein.kv.cache.lanes import page_lock
 from pagein.memory.buffers import Buffer
 from pagein.weights.binding import Bound
 from pagein.weights.device_memory import DeviceMemory
@@ -18,8 +18,6 @@ from pagein.weights.stage import flat_view
 SCRATCH = 128 * 1024**2
 """Bytes that computing takes beside activations, an upper estimate: packed weights that are being dequantised (64 MiB,
 `packed_matmul`), and what torch's allocator has taken from the device and not filled, in pieces of 20 MiB."""
-_PORTABLE = 1
-"""cudaHostRegisterPortable: page-locked for every device."""
 
 
 class OnCuda:
@@ -104,21 +102,15 @@ class _OnDevice:
     def __init__(self, buffer: Buffer, device: torch.device, cuda: Any) -> None:
         self.host = flat_view(buffer)
         self.flat = _room(buffer.nbytes, device)
-        self._runtime = cuda.cudart()
-        with cuda.device(device):
-            code = self._runtime.cudaHostRegister(self.host.data_ptr(), buffer.nbytes, _PORTABLE)
-        self._registered = int(code) == 0  # refused where memory may not be locked: copies are then only slower
-        if not self._registered:
-            with suppress(RuntimeError):  # the refusal stays CUDA's last error, which the next kernel would raise
-                self.flat[:1].zero_()
+        self._unlock = page_lock(device, cuda)(self.host)
         self.copied = cuda.Event(blocking=True)  # the host sleeps until then: reads need the processor
         self.computed = cuda.Event()
         # The memory may be that of a tensor that just went, and kernels that use it still be queued.
         self.computed.record(cuda.current_stream(device))
 
     def release(self) -> None:
-        if self._registered:
-            self._runtime.cudaHostUnregister(self.host.data_ptr())
+        if self._unlock is not None:
+            self._unlock()
 
 
 def _room(nbytes: int, device: torch.device) -> torch.Tensor:

@@ -66,22 +66,6 @@ def test_recurrent_state_of_an_abandoned_turn(broken: bool, tmp_path: Path, monk
     pool.close()
 
 
-@pytest.mark.parametrize("way", ["end", "abandon"])
-def test_a_turn_that_ends_while_it_is_parked(way: str, tmp_path: Path):
-    """Its blocks went below and are dropped there: it has no tokens then."""
-    model = make()
-    pool = pool_of(model, 40, tmp_path)
-    prompt = words(150)
-    cache = pool.open("c")
-    cache.begin(prompt)
-    out = write(model, cache, prompt)
-    pool.park(cache)
-    cache.end(out) if way == "end" else cache.abandon()
-    assert (cache.batch.length, cache.tokens) == (0, [])
-    check_whole(pool)
-    pool.close()
-
-
 def test_a_flush_meets_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A turn that begins while a flush is on its way to a conversation is not written under its former tokens."""
     model = loud(make())

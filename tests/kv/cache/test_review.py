@@ -87,6 +87,8 @@ def test_a_turn_that_ends_while_it_is_parked(way: str, tmp_path: Path):
         cache.end(out)
     else:
         cache.abandon()
+    assert (cache.batch.length, cache.tokens) == (0, [])
+    check_whole(pool)
     longer = [*out, *words(7, seed=1)]
     again, _ = turn(pool, model, "c", longer)
     assert again == Plain(model).turn("c", longer)

@@ -7,12 +7,12 @@ crash.py step ROOT EVERY      fork, save a turn, SIGKILL at a system call, check
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
 import sys
 from pathlib import Path
 
 from pagein.kv.disk import Found
+from tests import dying
 from tests.kv.disk.build import GROUPS, check_account, check_found, disk_bytes, open_store, save, text, words
 
 CAP = 4 * 1024**2
@@ -60,25 +60,7 @@ def check(root):
 
 def die_at(moment):
     """Count system calls and changes of the catalogue, and end without a trace before or after the chosen one."""
-    seen = 0
-
-    def tick():
-        nonlocal seen
-        if seen == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-        seen += 1
-
-    def wrap(call):
-        def counted(*args, **kwargs):
-            tick()
-            result = call(*args, **kwargs)
-            tick()
-            return result
-
-        return counted
-
-    for name in CALLS:
-        setattr(os, name, wrap(getattr(os, name)))
+    wrap = dying.die_at(moment, CALLS)
     import pagein.kv.disk.catalogue as catalogue
     import pagein.kv.disk.system as system
 

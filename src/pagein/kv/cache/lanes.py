@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -137,7 +138,10 @@ class _OnStream:
 
 
 def page_lock(device: torch.device, cuda: Any = torch.cuda) -> Callable[[torch.Tensor], Callable[[], None] | None]:
-    """Return what page-locks a flat tensor for copies to a device; refused, it answers None and copies are slower."""
+    """Return what page-locks a flat uint8 tensor for copies to a device, and itself returns what unlocks it.
+
+    Refused (memory may not be locked), it returns None: copies are then only slower.
+    """
     runtime = cuda.cudart()
 
     def lock(flat: torch.Tensor) -> Callable[[], None] | None:
@@ -145,6 +149,8 @@ def page_lock(device: torch.device, cuda: Any = torch.cuda) -> Callable[[torch.T
         with cuda.device(device):
             code = runtime.cudaHostRegister(pointer, flat.numel(), _PORTABLE)
         if int(code) != 0:
+            with suppress(RuntimeError):  # the refusal stays CUDA's last error, which the next kernel would raise
+                torch.empty(1, dtype=torch.uint8, device=device).zero_()
             return None
         return lambda: runtime.cudaHostUnregister(pointer)
 

@@ -50,9 +50,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Pair:
         """Write new rows [rows, heads, tokens, dim] and return those that attention looks at, itself included."""
-        new = key_states.size(2)
+        start, end = self._take_in(key_states, value_states)
+        keys, values = self._run_keys, self._run_values
+        if keys is None or values is None:
+            return self._scattered(key_states, value_states, start, end)
+        keys.narrow(2, start, end - start).copy_(key_states)
+        values.narrow(2, start, end - start).copy_(value_states)
+        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+
+    def _take_in(self, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[int, int]:
+        """Have room for new rows, and what was there before, and know where; returns the tokens before and after."""
         start = self._lengths[self._slot]
-        end = start + new
+        end = start + key_states.size(2)
         batch = self._batch
         if end > batch.length:
             batch.advance(key_states.size(0), end)
@@ -60,13 +69,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
             batch.landed(self.shape.index)
         if self._places[self._group] is not self._seen or self._seen is None:
             self._look(key_states, value_states)
-        keys, values = self._run_keys, self._run_values
         self._lengths[self._slot] = end
-        if keys is None or values is None:
-            return self._scattered(key_states, value_states, start, end)
-        keys.narrow(2, start, new).copy_(key_states)
-        values.narrow(2, start, new).copy_(value_states)
-        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+        return start, end
 
     def _look(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """See where the blocks are now, and that what comes is what the cache was made for."""
@@ -219,18 +223,8 @@ class SlidingPagedLayer(PagedLayer):
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Pair:
         """Write new rows and return the window - 1 tokens before them, and them: [rows, heads, tokens, dim]."""
-        new = key_states.size(2)
-        start = self._lengths[self._slot]
-        end = start + new
-        batch = self._batch
-        if end > batch.length:
-            batch.advance(key_states.size(0), end)
-        if batch.landed is not None:
-            batch.landed(self.shape.index)
-        if self._places[self._group] is not self._seen or self._seen is None:
-            self._look(key_states, value_states)
+        start, end = self._take_in(key_states, value_states)
         seen, keys, values = self._seen, self._run_keys, self._run_values
-        self._lengths[self._slot] = end
         begin = self._first_kept(start)
         assert seen is not None
         if begin < seen.origin:
@@ -239,8 +233,8 @@ class SlidingPagedLayer(PagedLayer):
             self._write(key_states, value_states, start, end)
             return self._gather(begin, end)
         at, first = start - seen.origin, begin - seen.origin
-        keys.narrow(2, at, new).copy_(key_states)
-        values.narrow(2, at, new).copy_(value_states)
+        keys.narrow(2, at, end - start).copy_(key_states)
+        values.narrow(2, at, end - start).copy_(value_states)
         return keys.narrow(2, first, end - begin), values.narrow(2, first, end - begin)
 
     def _jumped(self, key_states: torch.Tensor, value_states: torch.Tensor, start: int, end: int) -> Pair:
