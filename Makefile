@@ -22,7 +22,7 @@ test-unit:      ## the unit suite
 	@$(SETUP) dev
 	@$(PY) -m pytest -m "not engines and not scenarios and not torch"
 
-test-scenarios: ## real daemons and workers, with a fake engine that misbehaves
+test-scenarios: ## real daemons and workers, with a fake engine that misbehaves; processes killed at any moment
 	@$(SETUP) dev
 	@$(PY) -m pytest -m scenarios
 
@@ -81,6 +81,10 @@ bench-weights:  ## a model larger than its memory: seconds per token beside AirL
 	@$(SETUP) bench
 	@OMP_WAIT_POLICY=passive $(PY) benchmarks/weights.py
 
+bench-parts:    ## a model with eight tasks of which each request needs one, beside full loads, mapped files, hooks, PEFT (root)
+	@$(SETUP) bench
+	@OMP_WAIT_POLICY=passive $(PY) benchmarks/parts.py
+
 bench-gpu:      ## the same on a CUDA machine, in ten minutes; says so where there is none
 	@$(SETUP) bench
 	@$(PY) benchmarks/gpu.py
@@ -108,6 +112,10 @@ bench-kill:     ## kill -9 of the daemon at 50 random moments under load
 bench-endurance: ## 10,000 requests over five models in room for two
 	@$(SETUP) dev
 	@$(PY) benchmarks/endurance.py
+
+load-parts:     ## Locust's mixed traffic on a daemon that serves a split model: everything loaded, then parts; table and PNG
+	@$(SETUP) load
+	@OMP_WAIT_POLICY=passive PYTHONPATH=benchmarks $(PY) -m load
 
 clean:          ## remove everything that was made here
 	rm -rf .venv .venv-oldest models .state .cache dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,9 +3,10 @@
 Twenty users read a document each and then ask about it, on one real model (SmolLM2-135M in bfloat16, two cores are
 enough). Every way to keep their KV is a process of its own that the kernel holds to the same memory limit: Pagein's
 tiers (device budget and disk), transformers with all caches kept, with the last ones kept as far as they fit, and
-with nothing kept, so that each turn computes its history. One more run of transformers without a limit shows what equal
-work takes there. Then the single steps: the same turns where everything fits, bringing a cold conversation back beside
-a raw read of the disk, appending at two lengths, and what the lossy forms of the lower tiers do to the next tokens.
+with nothing kept, so that each turn computes its history; the last also for conversations of 7,000 tokens. One more
+run of transformers without a limit shows what equal work takes there. Then the single steps: the same turns where
+everything fits, bringing a cold conversation back beside a raw read of the disk, appending at two lengths, and what
+the lossy forms of the lower tiers do to the next tokens.
 
 Needs root, since only root makes memory groups. Under ten minutes.
 """
@@ -26,7 +27,7 @@ from common import results
 from common.process import end_on_sigterm
 from common.wire import BenchmarkError
 from kv_arms import running
-from kv_arms.cases import MIB, Case, Setting, all_cases
+from kv_arms.cases import MIB, Case, Setting, all_cases, long_cases
 from kv_arms.outcome import Outcome, rows_of
 from pagein import __version__
 from pagein.units import format_bytes, parse_bytes
@@ -36,6 +37,8 @@ STEPS = ("paired", "append", "promotion", "lossy")
 LENGTHS = (512, 8192)
 PROMOTED, PROMOTIONS = 8128, 5
 FITTING_TURNS = {"users": 6, "turns": 3, "document": 256, "answer": 32}
+LONG = {"users": 6, "document": 7000, "memory": 192 * MIB, "limit": 1100 * MIB}
+"""What differs where conversations are long."""
 TEXTS = Path(__file__).parent / "texts"
 QUICK = {"users": 6, "document": 384, "answer": 8}
 
@@ -48,7 +51,9 @@ def main() -> int:
     setting = Setting(told.model, told.folder, told.limit, told.memory, told.users, told.turns, told.document)
     if told.quick:
         setting = replace(setting, **QUICK)
-    names = [*(case.key for case in all_cases(setting)), *STEPS]
+    longer = setting if told.quick else replace(setting, **LONG)
+    loads = [(case, setting) for case in all_cases(setting)] + [(case, longer) for case in long_cases(longer)]
+    names = [*(case.key for case, _ in loads), *STEPS]
     if told.only and (unknown := set(told.only) - set(names)):
         raise BenchmarkError(f"no case {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     if not (told.model / "config.json").is_file():
@@ -57,7 +62,7 @@ def main() -> int:
     told.folder.mkdir(parents=True)
     try:
         with tempfile.TemporaryDirectory(prefix="pagein-bench-") as logs:
-            outcome = run(setting, told.only or names, told.rounds, Path(logs))
+            outcome = run(Outcome(setting, longer), loads, told.only or names, told.rounds, Path(logs))
     finally:
         shutil.rmtree(told.folder, ignore_errors=True)
     rows = rows_of(outcome)
@@ -87,17 +92,18 @@ def read_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(setting: Setting, wanted: Sequence[str], rounds: int, logs: Path) -> Outcome:
+def run(
+    outcome: Outcome, loads: Sequence[tuple[Case, Setting]], wanted: Sequence[str], rounds: int, logs: Path
+) -> Outcome:
     """Round by round, case by case."""
-    outcome = Outcome(setting)
     for number in range(rounds):
-        for case in all_cases(setting):
+        for case, setting in loads:
             if case.key in wanted and _can_run(case, setting):
                 done = running.run_case(case, setting, logs)
                 outcome.runs.setdefault(case.key, []).append(done)
                 _tell(number, rounds, case.key, done)
         for step in (one for one in STEPS if one in wanted):
-            done = _step(step, setting, logs)
+            done = _step(step, outcome.told, logs)
             getattr(outcome, step).append(done)
             _tell(number, rounds, step, done)
     return outcome
@@ -106,7 +112,7 @@ def run(setting: Setting, wanted: Sequence[str], rounds: int, logs: Path) -> Out
 def _can_run(case: Case, setting: Setting) -> bool:
     """Whether what the case begins with is there; `--only` may have left it out."""
     if case.recalls and not setting.histories.is_file():
-        print(f"{case.key} begins with the histories that 'stock ample' writes: left out", file=sys.stderr)
+        print(f"{case.key} begins with the histories that the first case writes: left out", file=sys.stderr)
         return False
     return True
 
@@ -140,6 +146,7 @@ def setup_of(outcome: Outcome, rounds: int) -> dict[str, Any]:
         "transformers": importlib.metadata.version("transformers"),
         "rounds": rounds,
         **setting,
+        "long": {name: getattr(outcome.longer, name) for name in LONG},
         "kv_mib_of_all": round(_kept(outcome) / MIB),
         "failed": {key: why for key in outcome.runs if (why := outcome.failure(key)) is not None},
         "group_peak_mib": {key: round(max(r.group_peak for r in runs) / MIB) for key, runs in outcome.runs.items()},

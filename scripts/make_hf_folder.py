@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,18 @@ DIGITS_APART = ("smollm",)
 """Pre-tokenizers (`tokenizer.ggml.pre`) that split numbers into digits, which transformers' conversion drops."""
 
 
+Convert = Callable[[Path, Path], None]
+"""Makes a folder, the second path, from a file."""
+
+
 def make_hf_folder(source: Path, folder: Path) -> bool:
     """Convert a GGUF file to a folder that transformers loads; returns False where it was there already."""
-    made_from = {"sha256": _digest(source), "by": _digest(Path(__file__))}
+    return make_folder(source, folder, _convert, Path(__file__))
+
+
+def make_folder(source: Path, folder: Path, convert: Convert, *by: Path) -> bool:
+    """Let ``convert`` make a folder from a file, whole or not at all; False where the code in ``by`` had made it."""
+    made_from = {"sha256": _digest(source), "by": " ".join(_digest(path) for path in by)}
     if _is_made(folder, made_from):
         return False
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +43,7 @@ def make_hf_folder(source: Path, folder: Path) -> bool:
         shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
         fresh = Path(scratch) / folder.name
-        _convert(source, fresh)
+        convert(source, fresh)
         sizes = {path.name: path.stat().st_size for path in fresh.iterdir()}
         (fresh / STAMP).write_text(json.dumps(made_from | {"sizes": sizes}, indent=1) + "\n")
         if folder.exists():

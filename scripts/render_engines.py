@@ -30,6 +30,13 @@ PAGES = [
         "fit `memory` are streamed from the disk.",
     ),
     (
+        "Engine `parts`",
+        "parts.py",
+        "PartsOptions",
+        "Folders of `pagein split apply`: each task is asked by a path of its kind, and its parts come with its "
+        "requests ([how](../guides/parts.md#in-the-fleet)).",
+    ),
+    (
         "Engine `command`",
         "command.py",
         "CommandOptions",
@@ -48,7 +55,7 @@ HEAD = """# Engines and recipes
 *Rendered from the option classes by `python scripts/render_engines.py`; CI checks that it is current.*
 
 The engine of a model is told from its file's own header: GGUF → `llama_cpp`, ONNX → `onnx`, CTranslate2 → `whisper`,
-safetensors → `transformers`.
+safetensors → `transformers`, a split model's folder → `parts`.
 An ONNX model also needs a `recipe`, which says what goes in and what comes out. Options stand under `options` of a
 model; unknown ones are refused with the nearest known name.
 

@@ -318,6 +318,8 @@ ANSWERS = {
     "/v1/audio/transcriptions": fixed(text="fake words"),
     "/v1/images/classifications": fixed(labels=[{"label": "fake", "score": 1.0}]),
     "/v1/images/saliency": fixed(saliency=[[0.0, 1.0]]),
+    "/v1/texts/classifications": fixed(data=[{"index": 0, "label": "fake", "score": 1.0, "scores": {"fake": 1.0}}]),
+    "/v1/texts/token-classifications": fixed(data=[{"index": 0, "tokens": [{"text": "fake", "label": "x"}]}]),
 }
 
 

@@ -18,6 +18,7 @@ NAMES = (
     "state",
     "kv",
     "weights",
+    "parts",
     "quality",
     "gpu",
     "compute-lock",
@@ -51,6 +52,11 @@ ABOUT = {
     "weights": "A model that is larger than the memory it is given: seconds for each token after the first. A memory "
     "group of the kernel holds every arm to the same limit, page cache included, and no file is in the page cache when "
     "a run begins. The floor is what the plan leaves on the disk, at the speed of a raw read of the same files.",
+    "parts": "One model with eight tasks, of which each request needs one, under a mixed traffic of grammar, summaries "
+    "and e-mail: Pagein with room for one task at a time, and with room for all, beside plain transformers with every "
+    "task in memory, and with every task mapped from its files (what the tasks share is in memory once in all), "
+    "and beside accelerate's hooks. Where a limit is told, a memory group of the kernel holds every way to it. No file "
+    "is in the page cache when a process starts.",
     "quality": "What fewer bits cost a model on a text that nobody tuned for: perplexity beside fp32's (*peer*), and "
     "how far the logits of all positions lie from those of fp32. Blocks packed, head in 8 bits, groups of 64 in 4.",
     "gpu": "A model that is larger than the bytes of a CUDA device that it is given, and conversations whose KV is. "
@@ -122,6 +128,17 @@ def _details(setup: dict[str, Any]) -> Iterator[str]:
         yield f"- raw read: {setup['raw_read']}; {min(speeds):g} to {max(speeds):g} GB/s"
         yield f"- {setup['rounds']} rounds, {setup['tokens']} tokens a run"
         yield f"- arms: {'; '.join(dict.fromkeys(setup['arms'].values()))}"
+    if "traffic" in setup:
+        kinds = [
+            f"{name} {one['of_ten']} ({one['prompt']} → {one['answer']} tokens)"
+            for name, one in setup["traffic"].items()
+        ]
+        yield f"- of ten requests: {', '.join(kinds)}"
+        yield f"- one after the other, {setup['requests']} requests of each way, {setup['requests_by_hooks']} by hooks"
+        limit, parts = setup["limit_mib"], setup["memory_for_parts_mib"]
+        yield f"- the limit: {limit} MiB, {parts} MiB of it for parts: the backbone and one task's"
+        if setup["raw_parts_read"]:
+            yield f"- raw read: {setup['raw_parts_read']}"
     if "kv_mib_of_all" in setup:
         each = f"{setup['document']} tokens first, then {setup['question']} asked and {setup['answer']} answered"
         yield f"- {setup['model']}: {setup['users']} users, {each}; {setup['kv_mib_of_all']} MiB of KV in all"

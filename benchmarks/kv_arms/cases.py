@@ -46,6 +46,8 @@ class Case:
     limit: int | None
     memory: int | None
     disk: bool = False
+    writes: bool = False
+    """Writes what users said in their first turns."""
     recalls: bool = False
     """Begins with the second turn: what it keeps of the first would be computed off the clock."""
 
@@ -57,17 +59,24 @@ class Case:
         words += ["--memory", str(self.memory if self.memory is not None else 1 << 50)]
         if self.disk:
             words += ["--disk", str(told.scratch / "tiers")]
-        if self.recalls or self.key == "stock ample":
+        if self.recalls or self.writes:
             words += ["--histories", str(told.histories)]
         return words
 
 
 def all_cases(told: Setting) -> Iterator[Case]:
     """In the order of a round: the first one writes the histories that others begin with."""
-    yield Case("stock ample", "stock", None, None)
+    yield Case("stock ample", "stock", None, None, writes=True)
     yield Case("tiered", "tiered", told.limit, told.memory, disk=True)
     yield Case("stock", "stock", told.limit, None)
     # Twice the KV that Pagein has: what the limit leaves beside model and one pass.
     yield Case("fitting", "fitting", told.limit, 2 * told.memory, recalls=True)
     yield Case("recompute", "recompute", told.limit, None, recalls=True)
     yield Case("offloaded", "offloaded", told.limit, None)
+
+
+def long_cases(told: Setting) -> Iterator[Case]:
+    """Conversations that nearly fill the model's context, where computing them anew costs most."""
+    yield Case("long ample", "stock", None, None, writes=True)
+    yield Case("long tiered", "tiered", told.limit, told.memory, disk=True)
+    yield Case("long recompute", "recompute", told.limit, None, recalls=True)

@@ -23,6 +23,8 @@ class Outcome:
     """All runs of the users' load by case, and of the single steps."""
 
     told: Setting
+    longer: Setting
+    """Of the cases called ``long …``."""
     runs: dict[str, list[Run]] = field(default_factory=dict)
     paired: list[Run] = field(default_factory=list)
     append: list[Run] = field(default_factory=list)
@@ -53,7 +55,7 @@ class Outcome:
 
 def rows_of(outcome: Outcome) -> list[Row]:
     """All rows."""
-    parts = (_memory, _failures, _fits, _throughput, _latency, _same, _promotion, _append, _lossy)
+    parts = (_memory, _failures, _fits, _throughput, _long, _latency, _same, _promotion, _append, _lossy)
     return [one for part in parts for one in part(outcome)]
 
 
@@ -122,6 +124,21 @@ def _throughput(outcome: Outcome) -> Iterator[Row]:
         )
 
 
+def _long(outcome: Outcome) -> Iterator[Row]:
+    if "long tiered" not in outcome.runs:
+        return
+    told, key = outcome.longer, "tokens_per_second"
+    what = f"the same with {told.users} users of {told.document:,} tokens each in {told.limit / GIB:.2f} GiB"
+    ours = outcome.returning("long tiered", key)
+    if ours is None:
+        yield Row(f"{what} ({outcome.failure('long tiered') or 'not run'})", "tokens/s", None, None, "")
+        return
+    name = _named(outcome, "long recompute", "computed from the history")
+    theirs = outcome.returning("long recompute", key)
+    yield _beside(outcome, what, "tokens/s", ours, theirs, name, at_least=RECOMPUTE_TIMES)
+    yield _beside(outcome, what, "tokens/s", ours, outcome.returning("long ample", key), STOCK)
+
+
 def _latency(outcome: Outcome) -> Iterator[Row]:
     if "tiered" not in outcome.runs:
         return
@@ -138,10 +155,14 @@ def _latency(outcome: Outcome) -> Iterator[Row]:
 
 
 def _same(outcome: Outcome) -> Iterator[Row]:
-    expected = {one["said"] for one in outcome.figures("stock ample")}
-    ours = [one["said"] for one in outcome.figures("tiered")]
-    if expected and ours:
-        unlike = sum(said not in expected for said in ours)
+    ours: list[Any] = []
+    unlike = 0
+    for expecting, key in (("stock ample", "tiered"), ("long ample", "long tiered")):
+        expected = {one["said"] for one in outcome.figures(expecting)}
+        said = [one["said"] for one in outcome.figures(key)] if expected else []
+        ours += said
+        unlike += sum(one not in expected for one in said)
+    if ours:
         yield row(
             f"runs of {len(ours)} in which any conversation is not that of unlimited memory", "", unlike, at_most=0
         )

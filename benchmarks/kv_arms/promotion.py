@@ -1,8 +1,8 @@
 """How fast a cold conversation comes back from the disk: `python -m kv_arms.promotion MODEL FOLDER TOKENS ROUNDS`.
 
-Two of them have room for one, and take turns: each turn drops what the other has on the device and brings
-back its own, with the files out of the page cache. Before each turn a file of as many random bytes is read raw: virtual
-disks change their speed.
+Two of them have room for one and its answer, and take turns: each turn drops what the other has on the device and
+brings back its own, with the files out of the page cache. Before each turn a file of as many random bytes is read raw:
+virtual disks change their speed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from pagein.kv.cache.settings import KvSettings
 from pagein.kv.trial.run import open_model
 
 NAMES = ("one", "other")
+ANSWER = 1024
+"""Tokens beside the text that there is room for: with less the pool rather keeps layers below."""
 
 
 @torch.inference_mode()
@@ -37,7 +39,7 @@ def main() -> None:
     model = open_model(model_folder, "cpu", "auto")
     geometry = read_geometry(model)
     size = geometry.kv_bytes(length)
-    pool = KvPool(model, memory=geometry.kv_bytes(length + 128), disk=folder, settings=KvSettings(worth=False))
+    pool = KvPool(model, memory=geometry.kv_bytes(length + ANSWER), disk=folder, settings=KvSettings(worth=False))
     texts = {name: [(number + at) % 1000 for number in range(length)] for at, name in enumerate(NAMES)}
     for name, tokens in texts.items():
         _write(pool, name, geometry, tokens)

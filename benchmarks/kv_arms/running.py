@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.group import memory_group
+from common.group import Group, memory_group
 from common.process import Program
 from common.wire import BenchmarkError
 from kv_arms.cases import Case, Setting
@@ -52,19 +52,25 @@ def run_module(module: str, arguments: Sequence[str], name: str, logs: Path, lim
         group = None if limit is None else stack.enter_context(memory_group(limit))
         cgroup = None if group is None else group.folder
         program = stack.enter_context(Program(name.replace(" ", "-"), command, logs, environment(), cgroup))
-        ended = _wait(program)
-        lines = [line for line in program.log.read_text(errors="replace").splitlines() if line.startswith("{")]
-        events = [json.loads(line) for line in lines]
-        done = sum(event["event"] == "progress" and not event.get("failed") for event in events)
-        peak = 0 if group is None else group.peak()
-        if group is not None and group.killed():
-            return Run(None, peak, "killed: out of memory", done)
-        last = events[-1] if events else {}
-        if last.get("event") == "error":
-            return Run(None, peak, str(last["message"]), done)
-        if ended or last.get("event") != "ran":
-            return Run(None, peak, f"ended with {ended}: {_last_words(program)}", done)
-        return Run(last, peak, None, done)
+        return outcome_of(program, group)
+
+
+def outcome_of(program: Program, group: Group | None) -> Run:
+    """Wait for the end of a program that prints lines of JSON, and say what it gave, or why it gave nothing."""
+    ended = _wait(program)
+    lines = [line for line in program.log.read_text(errors="replace").splitlines() if line.startswith("{")]
+    events = [json.loads(line) for line in lines]
+    done = sum(event["event"] == "progress" and not event.get("failed") for event in events)
+    peak = 0 if group is None else group.peak()
+    last = events[-1] if events else {}
+    if last.get("event") == "error":
+        return Run(None, peak, str(last["message"]), done)
+    if ended or last.get("event") != "ran":
+        killed = group is not None and group.killed() > 0
+        return Run(
+            None, peak, "killed: out of memory" if killed else f"ended with {ended}: {_last_words(program)}", done
+        )
+    return Run(last, peak, None, done)
 
 
 def environment() -> dict[str, str]:

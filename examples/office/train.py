@@ -11,67 +11,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads cost more than they save on a busy machine
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-HERE = Path(__file__).parent
-RANK, ALPHA, RATE, SEED = 8, 16, 1e-3, 7
-TARGETS = ("q_proj", "v_proj")
+from learn import Lora
+
+HERE = Path(__file__).resolve().parent
+RATE, SEED = 1e-3, 7
 SEPARATOR = "\n###\n"
 """Between what is asked and the answer, in training as in use."""
 Pair = tuple[torch.Tensor, int]
 """Token ids of question and answer, and how many of them are the question's."""
-
-
-class Lora:
-    """Low-rank additions to a model's layers, trainable: ``W x + B(A x) · alpha / rank`` (arXiv 2106.09685)."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.a: dict[str, nn.Parameter] = {}
-        self.b: dict[str, nn.Parameter] = {}
-        self._hooks: list[Any] = []
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Linear) and name.rpartition(".")[2] in TARGETS:
-                bound = 1 / math.sqrt(module.in_features)
-                self.a[name] = nn.Parameter(torch.empty(RANK, module.in_features).uniform_(-bound, bound))
-                self.b[name] = nn.Parameter(torch.zeros(module.out_features, RANK))
-                self._hooks.append(module.register_forward_hook(self._adding(name)))
-
-    def _adding(self, name: str) -> Any:
-        def add(_module: nn.Module, inputs: tuple[torch.Tensor, ...], result: torch.Tensor) -> torch.Tensor:
-            return result + (inputs[0] @ self.a[name].T) @ self.b[name].T * (ALPHA / RANK)
-
-        return add
-
-    def parameters(self) -> list[nn.Parameter]:
-        """All that is trained."""
-        return [*self.a.values(), *self.b.values()]
-
-    def remove(self) -> None:
-        """Leave the model as it was."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def save(self, folder: Path) -> None:
-        """Write a folder such as PEFT reads."""
-        folder.mkdir(parents=True, exist_ok=True)
-        prefix = "base_model.model."
-        tensors = {f"{prefix}{name}.lora_A.weight": one.detach().contiguous() for name, one in self.a.items()}
-        tensors |= {f"{prefix}{name}.lora_B.weight": one.detach().contiguous() for name, one in self.b.items()}
-        save_file(tensors, folder / "adapter_model.safetensors")
-        config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": ALPHA, "bias": "none"}
-        config |= {"target_modules": list(TARGETS), "lora_dropout": 0.0}
-        (folder / "adapter_config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
 def main() -> None:

@@ -41,6 +41,10 @@ class Capability(StrEnum):
     """Image to labels with scores (`/v1/images/classifications`)."""
     SALIENCY = "saliency"
     """Image to a map of what matters in it (`/v1/images/saliency`)."""
+    TEXT_CLASSIFICATION = "text-classification"
+    """Text to labels with scores (`/v1/texts/classifications`)."""
+    TOKEN_CLASSIFICATION = "token-classification"  # noqa: S105 - no password
+    """A label with a score for every token of a text (`/v1/texts/token-classifications`)."""
 
 
 PATHS: dict[Capability, str] = {
@@ -51,6 +55,8 @@ PATHS: dict[Capability, str] = {
     Capability.TRANSCRIPTION: "/v1/audio/transcriptions",
     Capability.CLASSIFICATION: "/v1/images/classifications",
     Capability.SALIENCY: "/v1/images/saliency",
+    Capability.TEXT_CLASSIFICATION: "/v1/texts/classifications",
+    Capability.TOKEN_CLASSIFICATION: "/v1/texts/token-classifications",
 }
 """The path of each capability, the same outside (gateway) and inside (worker): the gateway proxies, it does not
 translate."""
@@ -66,9 +72,24 @@ with both numbers and stays as it was."""
 KV_PATH = "/kv"
 """Where a worker that keeps KV caches by itself (`BLOCKS_WAY`) shows its pool (GET), and lets go of what it is told to
 (POST, one of ``{"forget": [[tenant, conversation], …]}``, ``{"idle": seconds}``, ``{"all": true}``): it answers
-``{"conversations": N, "bytes": N}`` once that is gone, but for turns under way, which it forgets as they end."""
+``{"conversations": N, "bytes": N}`` once that is gone, but for turns under way, which it forgets as they end. On
+``{"check": PLACE}`` (``""``: from the beginning) it reads a part of its blocks on the disk through, drops what is
+damaged, and answers ``{"checked": N, "bytes": N, "faults": [[block, reason], …], "left": BYTES, "next": PLACE}``, the
+last of these null where all was read."""
 KV_TENANT_HEADER, KV_CONVERSATION_HEADER = "X-Pagein-KV-Tenant", "X-Pagein-KV-Conversation"
 """Whose turn a request is, told to such a worker with each; the daemon makes both, nothing of a client's gets there."""
+TASK_HEADER = "X-Pagein-Task"
+"""Which task of a split model a request is for, told to its worker; the daemon makes it, nothing of a client's gets
+there. Without it a worker of one task takes that one."""
+ROUTE_HEADER = "X-Pagein-Route"
+"""The key by which a request takes part in the roll-out of a split model: the same key, the same answer to whether only
+the parts of its task are in memory or all of the model. The daemon makes it of the conversation, the user or the
+request; without it a worker makes one for each request."""
+PARTS_PATH = "/parts"
+"""Where a worker that serves a split model shows its parts (GET, with ``?after=SEQ`` for the events since; it never
+loads and never waits for a load), and does what it is told (POST, one of ``{"load": PART}``, ``{"unload": PART}``,
+``{"pin": PART}``, ``{"unpin": PART}``, ``{"replace": {"part": PART, "by": PART}}``, ``{"refresh": true}``,
+``{"rollout": {"level": WORD, "percent": NUMBER}}``) and then answers as to GET."""
 BLOCKS_WAY = "kv-blocks"
 """`StateFacts.way` of a worker that keeps, restores and shares KV caches by itself, block by block."""
 

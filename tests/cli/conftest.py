@@ -16,7 +16,8 @@ from tests.cli.talkable import gateway  # noqa: F401
 from typer.testing import CliRunner, Result
 
 from pagein.cli.app import app
-from pagein.errors import LeaseNotFound, ModelNotFound, PageinError
+from pagein.errors import LeaseNotFound, ModelNotFound, PageinError, UnknownPart
+from pagein.gateway.parts_ports import PartsView, PartView, TaskView, ThrashView
 from pagein.gateway.ports import (
     Decision,
     ModelView,
@@ -62,6 +63,63 @@ def model_view(name: str, **changes: Any) -> ModelView:
         problem=None,
         retry_in_seconds=None,
     )
+    return replace(view, **changes)
+
+
+def part_view(name: str, **changes: Any) -> PartView:
+    """Return a part that is on the disk alone, with changes."""
+    view = PartView(
+        name=name,
+        role="adapter",
+        tasks=[name],
+        state="cold",
+        bytes=0,
+        file_bytes=2 * MIB,
+        precision="stored",
+        digest="ab" * 32,
+        leases=0,
+        pinned=False,
+        stands_for=None,
+        idle_seconds=None,
+        loads=0,
+        evictions=0,
+        load_seconds=None,
+        last_error=None,
+    )
+    return replace(view, **changes)
+
+
+def parts_view(**changes: Any) -> PartsView:
+    """Return an office assistant that is loaded, with two of its four parts in memory."""
+    tasks = ["email", "grammar", "summarise"]
+    hot = {"state": "hot", "loads": 1, "load_seconds": 0.25}
+    parts = [
+        part_view("backbone", role="backbone", tasks=tasks, bytes=257 * MIB, file_bytes=257 * MIB, leases=1, **hot),
+        part_view("email", bytes=2 * MIB, idle_seconds=12.0, **hot),
+        part_view("grammar", evictions=2, loads=2),
+        part_view("summarise"),
+    ]
+    parts[0] = replace(parts[0], pinned=True)
+    does = {name: TaskView("generate", ["backbone", name], ["chat", "completion"]) for name in tasks}
+    view = PartsView(
+        level="auto",
+        percent=100.0,
+        plan="cd" * 32,
+        allowance=300 * MIB,
+        owned=259 * MIB,
+        waiting=0,
+        thrash=ThrashView(1, 0, 20, 0.25, [], False),
+        age_seconds=0.1,
+        tasks=does,
+        parts=parts,
+    )
+    return replace(view, **changes)
+
+
+def assistant(**changes: Any) -> ModelView:
+    """Return that assistant as a model."""
+    held = {"ram": 800 * MIB}
+    view = model_view("assistant", engine="parts", state="resident", held=held, need=held, parts=parts_view())
     return replace(view, **changes)
 
 
@@ -178,6 +236,7 @@ class FakeDaemon:
         """What leases wait for; None gives them at once."""
         self.left = 0
         """Leases whose client went away while it waited."""
+        self.parts = parts_view()
         self.reloaded = ReloadView([], [], [], ["chat"], [], [])
 
     def application(self) -> web.Application:
@@ -189,6 +248,10 @@ class FakeDaemon:
         site.router.add_get("/api/events", self._events)
         site.router.add_get("/api/models/{name}/log", self._log)
         site.router.add_post("/api/models/{name}/allowance", self._allow)
+        site.router.add_get("/api/models/{name}/parts", self._parts)
+        site.router.add_post("/api/models/{name}/rollout", self._parts)
+        site.router.add_post("/api/models/{name}/parts/{verb}", self._parts)
+        site.router.add_post("/api/models/{name}/parts/{part}/{verb}", self._parts)
         site.router.add_post("/api/models/{name}/{verb}", self._act)
         site.router.add_post("/api/reload", self._reload)
         site.router.add_get("/api/leases", self._list_rooms)
@@ -270,6 +333,15 @@ class FakeDaemon:
         view = next(model for model in self.status.models if model.name == name)
         return web.json_response({**asdict(view), "plan": ["12 of 48 blocks resident", "memory 2.0 GiB"]})
 
+    async def _parts(self, request: web.Request) -> web.Response:
+        self._known(request.match_info["name"])
+        known = [part.name for part in self.parts.parts]
+        if request.match_info.get("part", known[0]) not in known:
+            raise UnknownPart(request.match_info["part"], known)
+        if request.method == "POST":
+            self.seen.append((request.path, await request.json()))
+        return web.json_response(asdict(self.parts))
+
     async def _reload(self, request: web.Request) -> web.Response:
         return web.json_response(asdict(self.reloaded))
 
@@ -307,7 +379,7 @@ class FakeDaemon:
         else:
             body = await request.json()
         self.seen.append((request.path, body))
-        self._known(body["model"])
+        self._known(body["model"].partition(":")[0])
         answer = self.answers[request.path]
         if not body.get("stream"):
             return web.json_response(answer)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.catalog.build import gguf, write
+from tests.parts.build import split
 from tests.weights.headers import LLAMA, llama, mixture, write_folder
 from typer.testing import Result
 
@@ -150,6 +151,14 @@ def test_other_formats_are_refused_by_name(advise, tmp_path, as_folder):
     assert result.exit_code == 2
     assert "is gguf; this advice is for folders of safetensors" in result.stderr
     assert "'pagein check'" in result.stderr
+
+
+def test_a_split_model_is_refused_by_name(advise, tmp_path):
+    """Its parts come and go: it is no folder whose weights are streamed."""
+    split(tmp_path / "office")
+    result = advise(tmp_path / "office", "2GiB")
+    assert result.exit_code == 2
+    assert "is split; this advice is for folders of safetensors" in result.stderr
 
 
 def test_a_folder_without_a_config_is_refused(advise, model):

@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from tests.parts.build import split
 
 from pagein.memory.snapshot import MachineSnapshot, PoolReading
 
@@ -108,3 +109,50 @@ def test_every_fault_at_once(pagein, tmp_path):
     assert result.stdout == ""
     for words in ("budgte", "server.port", "contxt"):
         assert words in result.stderr
+
+
+# ── split models ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A small split model, as if the engine for it were installed."""
+    monkeypatch.setattr("pagein.catalog.engines.version", lambda name: "1.0")
+    split(tmp_path / "office")
+    (tmp_path / "pagein.yaml").write_text("models: {assistant: {model: office}}\n")
+    return tmp_path / "office"
+
+
+def test_a_split_model_is_planned(pagein, folder):
+    """It fits like any other, and programs are told its tasks."""
+    result = pagein("check", "--json")
+    assert result.exit_code == 0
+    body = json.loads(result.stdout)
+    (model,) = body["models"]
+    assert (model["engine"], model["verdict"], model["tasks"]) == ("parts", "fits", ["embed", "summarize", "tag"])
+    assert body["remarks"] == []
+
+
+def test_a_part_that_is_away_is_remarked(pagein, folder):
+    """The model can be served, and what of it cannot is named with its tasks."""
+    next(folder.glob("both-*.safetensors")).unlink()
+    result = pagein("check")
+    assert result.exit_code == 0
+    assert "assistant: part both cannot be loaded" in result.stdout
+    assert result.stdout.rstrip().endswith("tasks that need it: summarize, tag")
+
+
+def test_too_little_memory_is_remarked(pagein, folder, tmp_path):
+    """Memory that its largest task does not fit in is said before anything is loaded."""
+    (tmp_path / "pagein.yaml").write_text("models: {assistant: {model: office, memory: 100MiB}}\n")
+    assert "assistant: memory is 100 MiB; for its largest task it takes about" in pagein("check").stdout
+
+
+def test_a_damaged_plan_is_a_broken_model(pagein, folder):
+    """A plan that is refused makes its own model broken, with the field, and no other."""
+    plan = folder / "split_plan.json"
+    plan.write_text(plan.read_text().replace('"role":"backbone"', '"role":"spine"'))
+    result = pagein("check")
+    assert result.exit_code == 1
+    assert "1 model; 1 broken" in result.stdout
+    assert "'spine' is no role" in result.stdout

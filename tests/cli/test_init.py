@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from tests.parts.build import split
 
 from pagein.cli.find_models import DEEPEST, SMALLEST, find_models
 from pagein.config.load import load_settings
@@ -158,3 +159,23 @@ def test_names_are_unique(pagein, tmp_path):
     gguf(tmp_path / "b" / "1e3.gguf")
     pagein("init")
     assert list(load_settings(tmp_path / "pagein.yaml", {}).models) == ["1e3", "1e3-2"]
+
+
+def test_a_split_model_is_found_as_one(pagein, tmp_path):
+    """Its plan makes a folder of parts one model, whose tasks are named."""
+    split(tmp_path / "models" / "office")
+    assert pagein("init", "models").exit_code == 0
+    text = (tmp_path / "pagein.yaml").read_text()
+    assert "office:  # split, " in text
+    assert "tasks embed summarize tag" in text
+    settings = load_settings(tmp_path / "pagein.yaml", {})
+    assert [model.model for model in settings.models.values()] == [tmp_path / "models" / "office"]
+
+
+def test_a_split_that_never_ended_is_named(pagein, tmp_path):
+    """Parts without their plan are no models, one by one or together."""
+    split(tmp_path / "models" / "office")
+    (tmp_path / "models" / "office" / "split_plan.json").unlink()
+    result = pagein("init", "models")
+    assert "found no model" in result.stdout
+    assert "its split is not finished" in result.stderr

@@ -37,3 +37,11 @@ def test_check_of_no_split(pagein, tmp_path):
     result = pagein("split", "check", str(tmp_path))
     assert result.exit_code == 3
     assert "split_plan.json" in result.stderr
+
+
+def test_names_of_strangers_do_not_drive_the_terminal(pagein, tmp_path):
+    """What an ended run left is named without the control characters that its name may have."""
+    split(tmp_path)
+    (tmp_path / ".a\x1b[31m\x1b]0;b\x07.safetensors.draft").write_bytes(b"")
+    result = pagein("split", "check", str(tmp_path))
+    assert "left over, read by nothing: .a[31m]0;b.safetensors.draft" in result.stdout

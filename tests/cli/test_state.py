@@ -119,3 +119,56 @@ def test_switched_off(pagein, gateway, words):
     """Each verb says that nothing is kept here."""
     result = pagein("state", *words)
     assert (result.exit_code, "switched off" in result.stderr) == (1, True)
+
+
+@pytest.fixture
+def blocks(gateway, monkeypatch):
+    """A store of KV blocks that no worker has, of which each check reads one block; returns what damages one."""
+    pytest.importorskip("xxhash")
+    from tests.daemon.test_idle_store import keep as put
+    from tests.daemon.test_idle_store import spoil
+
+    from pagein.kv.disk import checking
+
+    monkeypatch.setattr(checking, "SECONDS", 0.0)
+    folder = gateway.folder / "snapshots" / "b" / "m"
+    store = checking_store(folder)
+    put(store, "c", "t", 0)
+    put(store, "d", "t", 1000)
+    store.close()
+    return lambda: spoil(folder, 2)
+
+
+def checking_store(folder):
+    """Open a store."""
+    from pagein.kv.disk import BlockStore
+
+    return BlockStore.open(folder, cap=1 << 26, floor=0)
+
+
+def test_verify_reads_kv_blocks(pagein, gateway, snapshots, blocks):
+    """All of every model's store, in as many parts as it takes; damage is told, dropped, and fails."""
+    lines = pagein("state", "verify").stdout.splitlines()
+    assert lines[0].startswith("read 2 snapshots (")
+    assert lines[1] == "m: read 4 KV blocks (32 KiB), 0 with a fault"
+    blocks()
+    result = pagein("state", "verify")
+    assert result.exit_code == 14
+    assert "1 of 4 KV blocks cannot be used" in result.stderr
+    assert "m/" in result.stdout
+    assert "is not what was written" in result.stdout
+    told = json.loads(pagein("state", "verify", "--json").stdout)
+    assert (told["checked"], told["blocks"]["m"]["checked"], told["blocks"]["m"]["faults"]) == (2, 3, [])
+    assert "KV blocks" not in pagein("state", "verify", snapshots.entries()[0].id).stdout
+
+
+def test_verify_says_who_has_a_store(pagein, gateway, blocks):
+    """A worker that does not answer for its blocks holds them: they are not read, and that is said."""
+    held = checking_store(gateway.folder / "snapshots" / "b" / "m")
+    result = pagein("state", "verify")
+    assert result.exit_code == 14
+    assert "m: the KV blocks in" in result.stdout
+    assert "in use by process" in result.stdout
+    assert "the KV blocks of 1 of 1 models cannot be used" in result.stderr
+    held.close()
+    assert pagein("state", "verify").exit_code == 0

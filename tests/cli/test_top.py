@@ -8,12 +8,14 @@ import select
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from pagein.gateway.ports import Decision
 
-LONGEST = 30.0
+LONGEST = 60.0
+"""Seconds after which a wait is given up, also one for words in a screen that keeps changing without them."""
 
 
 class Terminal:
@@ -32,19 +34,24 @@ class Terminal:
         os.close(child)
 
     def read_until(self, words: bytes) -> None:
-        """Read until the words were printed; fails when the command ends or falls silent before."""
+        """Read until the words were printed; fails when the command ends, or does not print them within `LONGEST`."""
+        ends = time.monotonic() + LONGEST
         while words not in self.output:
-            assert select.select([self.screen], [], [], LONGEST)[0], self.output
+            assert self._has_more(ends), self.output
             self.output += os.read(self.screen, 65536)
 
     def finish(self) -> int:
         """Read to the end and return the exit code."""
+        ends = time.monotonic() + LONGEST
         try:
-            while select.select([self.screen], [], [], LONGEST)[0] and (more := os.read(self.screen, 65536)):
+            while self._has_more(ends) and (more := os.read(self.screen, 65536)):
                 self.output += more
         except OSError:  # how Linux says that the other end is closed
             pass
         return self.process.wait(LONGEST)
+
+    def _has_more(self, ends: float) -> bool:
+        return bool(select.select([self.screen], [], [], max(0.0, ends - time.monotonic()))[0])
 
 
 @pytest.fixture

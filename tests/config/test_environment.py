@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagein.config import parse_settings
@@ -152,6 +152,7 @@ def test_every_key_has_a_variable():
     assert caught.value.message.count("PAGEIN_") > len(keys) / 2
 
 
+@settings(deadline=None)  # other work on the machine must not fail it
 @given(st.dictionaries(st.text(max_size=40).map(lambda name: f"PAGEIN_{name}"), st.text(max_size=40), max_size=4))
 def test_no_environment_breaks_the_reader(environ):
     """Whatever is set, the result is settings or a list of faults."""

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagein.config import Settings, load_settings, parse_settings
@@ -269,6 +269,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)  # other work on the machine must not fail it
 @given(st.dictionaries(WORDS, VALUES, max_size=5))
 def test_no_values_break_the_reader(values):
     """Whatever a file holds, the result is settings or a list of faults, each with a line."""
@@ -281,6 +282,7 @@ def test_no_values_break_the_reader(values):
     assert [fault for fault in listed if fault["line"] is None] == []
 
 
+@settings(deadline=None)  # other work on the machine must not fail it
 @given(st.text(alphabet=st.sampled_from("ab:{}[]#&*!|>'\"%@`,?- \n\t<~1.")))
 def test_no_text_breaks_the_reader(text):
     """Whatever a file holds, there is never another error than one for people."""

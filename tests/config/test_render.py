@@ -29,7 +29,7 @@ def test_the_committed_files_are_current(path):
 def test_the_example_loads():
     """It is a valid configuration as it stands, and sets nothing but its models."""
     settings = load_settings(ROOT / EXAMPLE_FILE, {})
-    assert list(settings.models) == ["chat", "speech", "search"]
+    assert list(settings.models) == ["chat", "speech", "search", "assistant"]
     assert settings.model_copy(update={"models": {}}) == Settings()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,15 @@ class Case:
     """It gives memory back on `SLEEP_PATH`."""
     module: str | None = None
     """Without this module the case is skipped: the extra is large."""
+    make: Callable[[Path], Path] | None = None
+    """Makes the model in an empty folder, where it is none of those under ``models``."""
+
+
+def split_of_one_task(folder: Path) -> Path:
+    """A small split model that needs no task to be named."""
+    from tests.engines.tasks.conftest import language_model, split
+
+    return split(folder / "split", language_model(folder / "whole"), {"say": {"kind": "generate", "samples": ["ab"]}})
 
 
 FAKE = [sys.executable, str(FAKE_ENGINE)]
@@ -103,6 +113,14 @@ CASES = [
         sleeps=True,
         module="transformers",
     ),
+    Case(
+        "parts",
+        "parts",
+        TEXT,
+        spec={"parallel": 2, "allowance": {"ram": 1 << 30}},
+        module="transformers",
+        make=split_of_one_task,
+    ),
 ]
 PARAMETERS = [
     pytest.param(
@@ -121,7 +139,7 @@ def case(request) -> Case:
 
 
 @pytest.fixture
-def start_case(case, start_worker):
+def start_case(case, start_worker, tmp_path):
     """Start the worker of a case; skipped without its weights, but not where CI promises them."""
 
     async def act(**fields: Any):
@@ -134,6 +152,8 @@ def start_case(case, start_worker):
                 reason = f"models/{case.weights} is not there; run `python examples/five_models/prepare.py`"
                 (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
             given["path"] = str(path)
+        if case.make is not None:
+            given["path"] = str(case.make(tmp_path))
         return await start_worker(**(given | {"ready_timeout": 120.0} | fields))
 
     return act
@@ -175,6 +195,8 @@ REQUESTS = {
     Capability.TRANSCRIPTION: lambda: form("file", "voice.wav", "audio/wav"),
     Capability.CLASSIFICATION: lambda: form("file", "coffee.jpg", "image/jpeg"),
     Capability.SALIENCY: lambda: form("file", "coffee.jpg", "image/jpeg"),
+    Capability.TEXT_CLASSIFICATION: lambda: {"json": {"model": "fake", "input": "a cat"}},
+    Capability.TOKEN_CLASSIFICATION: lambda: {"json": {"model": "fake", "input": "a cat"}},
 }
 
 
@@ -211,6 +233,8 @@ SHAPES = {
     Capability.TRANSCRIPTION: lambda body: body["text"].strip()[0],
     Capability.CLASSIFICATION: lambda body: body.values(),
     Capability.SALIENCY: lambda body: body.values(),
+    Capability.TEXT_CLASSIFICATION: lambda body: body["data"][0]["scores"],
+    Capability.TOKEN_CLASSIFICATION: lambda body: body["data"][0]["tokens"],
 }
 
 
@@ -266,7 +290,7 @@ async def test_an_option_that_it_does_not_have_is_refused(start_case, case):
 
 async def test_a_missing_model_is_a_readable_error(start_case, case):
     """The path is named; nothing hangs."""
-    if case.weights is None:
+    if case.weights is None and case.make is None:
         pytest.skip("this engine has no model file")
     with pytest.raises(PageinError, match=r"/no/such"):
         await start_case(path="/no/such/model")

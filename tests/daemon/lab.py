@@ -12,6 +12,8 @@ from pagein.catalog.model import ModelEntry, Need, NeedSource
 from pagein.catalog.observed import PeakStore
 from pagein.config.schema import Settings
 from pagein.daemon import desk, endings, fleet, inbox, journal, meter, release, run, states, views
+from pagein.daemon.parts_watch import PartsWatch
+from pagein.daemon.rollouts import Rollouts
 from pagein.daemon.rooms import Rooms
 from pagein.daemon.roster import Roster
 from pagein.errors import PageinError, WorkerDied
@@ -48,6 +50,7 @@ class FakeChild:
     """Stands for `pagein.supervisor.child.Child`: the same promises, kept when the test says so."""
 
     ready: Ready
+    configured: WorkerSpec | None
 
     def __init__(self, lab: Lab, spec: WorkerSpec) -> None:
         self.lab, self.spec, self.name, self.pid = lab, spec, spec.name, next(lab.pids)
@@ -94,9 +97,9 @@ class FakeChild:
 
     # ── what the test does ──────────────────────────────────────────────────────────────────────
 
-    def become_ready(self, ram: int = MIB) -> None:
+    def become_ready(self, ram: int = MIB, endpoint: Endpoint | None = None) -> None:
         self.lab.ram[self.pid] = ram
-        endpoint = Endpoint(socket=f"/run/{self.pid}.sock")
+        endpoint = endpoint or Endpoint(socket=f"/run/{self.pid}.sock")
         self.becoming.set_result(Ready(self.spec.token, endpoint, [Capability.CHAT], "1.0", self.spec.context))
 
     def fail(self, error: BaseException) -> None:
@@ -151,11 +154,14 @@ class Lab:
         self.meter = meter.Meter(self.entries, self.inbox, self.peaks, 0.5, spare)
         self.roster = roster = Roster(self.settings, self.entries)
         self.limiter = limiter = NoGroups("the watchdog, in this test")
-        self.fleet = fleet.Fleet(roster, self.inbox, self.meter, self.folder / "run", spare, limiter)
-        self.view = views.View(roster, self.budgets, self.inbox, self.meter, self.fleet)
+        made = self.rollouts = Rollouts(roster)
+        self.fleet = fleet.Fleet(roster, self.inbox, self.meter, self.folder / "run", spare, limiter, rollouts=made)
+        parts = self.parts = PartsWatch(roster, self.fleet, self.journal, made)
+        self.view = views.View(roster, self.budgets, self.inbox, self.meter, self.fleet, parts=parts)
         self.rooms = Rooms(self.inbox, self.meter)
-        self.desk = desk.DaemonDesk(roster, self.inbox, self.fleet, self.journal, self.view, self.rooms)
-        for listener in (roster, self.journal, self.desk, self.rooms, self.fleet, self):
+        shown = self.journal, self.view, self.rooms, parts
+        self.desk = desk.DaemonDesk(roster, self.inbox, self.fleet, *shown, made)
+        for listener in (roster, self.journal, self.desk, self.rooms, self.fleet, parts, self):
             self.inbox.add_listener(listener)
         return self
 
@@ -182,8 +188,11 @@ class Lab:
         for ledger in self.state.ledgers.values():
             ledger.check()
 
-    async def _start(self, spec: WorkerSpec, *, on_spawn: Any, **_: Any) -> FakeChild:
+    async def _start(
+        self, spec: WorkerSpec, *, on_spawn: Any, configured: WorkerSpec | None = None, **_: Any
+    ) -> FakeChild:
         child = FakeChild(self, spec)
+        child.configured = configured
         self.children.append(child)
         try:
             on_spawn(child.pid)
@@ -235,11 +244,11 @@ class Lab:
         for _ in range(30):
             await asyncio.sleep(0)
 
-    async def resident(self, name: str, ram: int = MIB) -> FakeChild:
+    async def resident(self, name: str, ram: int = MIB, endpoint: Endpoint | None = None) -> FakeChild:
         """Bring a model in by an operator's load."""
         loading = asyncio.ensure_future(self.desk.load(name))
         await self.settle()
-        self.child(name).become_ready(ram)
+        self.child(name).become_ready(ram, endpoint)
         await loading
         assert self.model(name).state is State.RESIDENT
         return self.child(name)

@@ -16,6 +16,7 @@ from pagein.config.schema import Settings
 from pagein.daemon import blocks as module
 from pagein.daemon.idle_store import Busy
 from pagein.daemon.keeper import Keeper
+from pagein.errors import ModelNotFound
 from pagein.gateway.ports import Prepared
 from pagein.history import Gone, TurnOf
 from pagein.kv.reuse import Counted
@@ -210,3 +211,19 @@ async def test_pools_are_shown(keeper, told):
 def test_a_prepared_request_without_a_worker_of_its_own_is_as_before():
     """No header is made up."""
     assert Prepared(b"").headers == {}
+
+
+async def test_a_store_is_read_through_by_who_has_it(keeper, told, monkeypatch):
+    """The worker while one lives, else the daemon; a model without one is refused."""
+    begin(keeper, told)
+    assert (await keeper.blocks.check("m", None))["bytes"] == 300
+    await keeper.blocks.check("m", "8192-0-3")
+    assert told.wishes == [{"check": ""}, {"check": "8192-0-3"}]
+    asked = []
+    monkeypatch.setattr(module, "check", lambda folder, after: asked.append((folder.name, after)) or {"checked": 1})
+    keeper.forget("m")
+    (keeper.blocks._root / "m").mkdir(parents=True)
+    assert await keeper.blocks.check("m", "8192-0-3") == {"checked": 1}
+    assert asked == [("m", "8192-0-3")]
+    with pytest.raises(ModelNotFound):
+        await keeper.blocks.check("../other", None)

@@ -1,6 +1,7 @@
 """Leases asked for and given back, and what operators are told."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -309,3 +310,14 @@ async def test_a_full_queue_is_told_at_once(make_lab):
     with pytest.raises(QueueFull):
         await lab.desk.acquire("a", Capability.CHAT)
     lab.desk.release(lease, 200, 0.1)
+
+
+async def test_what_cannot_be_read_is_said_to_be_so(make_lab):
+    """Nobody knows what a model does whose files are gone: its client is told why, not that it does nothing."""
+    lab = make_lab(a={})
+    gone = "a/split_plan.json: cannot be opened"
+    lab.entries["a"] = replace(lab.entries["a"], capabilities=frozenset(), problem=gone)
+    with pytest.raises(LoadFailed, match=gone):
+        await lab.desk.acquire("a", Capability.CHAT)
+    with pytest.raises(LoadFailed, match=gone):
+        await lab.desk.split.view("a")

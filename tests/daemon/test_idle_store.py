@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("xxhash")
 
-from pagein.daemon.idle_store import Busy, bytes_of, forget_in, thin_out
+from pagein.daemon.idle_store import Busy, bytes_of, check, forget_in, thin_out
+from pagein.errors import StateBroken
 from pagein.history import Gone, new_id
 from pagein.kv.blocks.keys import ROOT_FIELDS, root_key
 from pagein.kv.disk.answers import Policy
@@ -107,3 +108,36 @@ def test_no_store_is_no_fault(tmp_path):
     assert thin_out(tmp_path / "x", CAP, None).conversations == 0
     assert bytes_of(tmp_path / "x") == 0
     assert not (tmp_path / "x").exists()
+
+
+def spoil(folder: Path, block: int = 1) -> None:
+    """Damage a block of a store that nobody has open."""
+    with open(next(folder.glob("*.slots")), "r+b") as file:
+        file.seek(block * 8192 + 77)
+        file.write(b"damage")
+
+
+def test_a_store_is_read_through(folder):
+    """Every block, and what is damaged goes; what is not there is whole."""
+    assert check(folder, None) == {"checked": 6, "bytes": 6 * 8192, "faults": [], "left": 0, "next": None}
+    spoil(folder)
+    told = check(folder, None)
+    assert (told["checked"], len(told["faults"])) == (6, 1)
+    assert "is not what was written" in told["faults"][0][1]
+    assert check(folder, None)["checked"] == 5
+    assert check(folder.with_name("none"), None)["checked"] == 0
+    with pytest.raises(ValueError, match="goes on"):
+        check(folder, "somewhere")
+
+
+def test_what_cannot_be_read_through_stays(folder, monkeypatch):
+    """A worker has it, or what reads it is not installed: it is said, and nothing is removed."""
+    store = BlockStore.look(folder)
+    with pytest.raises(Busy, match="in use by process"):
+        check(folder, None)
+    assert store is not None
+    store.close()
+    monkeypatch.setitem(sys.modules, "pagein.kv.disk.checking", None)
+    with pytest.raises(StateBroken, match="not installed"):
+        check(folder, None)
+    assert MINE in there(folder)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pagein.catalog.model import Need, NeedSource
+from pagein.catalog.split.facts import PartFacts, SplitFacts, TaskFacts
 from pagein.config.schema import Settings
 from pagein.daemon import fleet as fleet_module
 from pagein.daemon import reload as module
@@ -16,6 +17,7 @@ from pagein.daemon import states
 from pagein.daemon.reload import Reloader
 from pagein.errors import DoesNotFit, InUse
 from pagein.memory.budget import PoolBudget
+from pagein.protocol import Capability
 from pagein.residency.lifecycle import State
 from pagein.scheduler import events as ev
 
@@ -174,3 +176,42 @@ async def test_a_second_edit_while_the_worker_is_told_waits_for_its_end(edited, 
     assert child.ended
     assert scene.big.need == {"ram": 150 * MIB}
     assert scene.lab.roster.models["big"].memory == 150 * MIB
+
+
+# ── split models ────────────────────────────────────────────────────────────────────────────
+
+
+def _split(*tasks: str) -> SplitFacts:
+    does = frozenset({Capability.EMBEDDING})
+    facts = {name: TaskFacts("embed", ("backbone",), does) for name in tasks}
+    return SplitFacts("".join(tasks), facts, {"backbone": PartFacts("backbone", {"stored": 5 * MIB}, tasks)})
+
+
+async def test_a_plan_that_changed_is_read_where_the_model_is_not_loaded(edited, monkeypatch):
+    """New tasks of a split model can be asked for after a reload, though its settings are the same."""
+    scene = edited()
+    scene.lab.entries["big"] = replace(scene.lab.entries["big"], split=_split("a"))
+    found = _split("a")
+    monkeypatch.setattr(
+        module, "resolve", lambda name, model, *_: replace(scene._entry(name, scene.fresh), split=found)
+    )
+    assert (await scene.reloader.reload()).changed == []
+    found = _split("a", "b")
+    view = await scene.reloader.reload()
+    await scene.lab.settle()
+    assert (view.changed, view.unchanged) == (["big"], ["other"])
+    assert set(scene.lab.roster.entries["big"].split.tasks) == {"a", "b"}
+
+
+async def test_a_plan_that_changed_leaves_a_loaded_model_alone(edited, monkeypatch):
+    """It serves on with the parts that it knows: refreshing it is another word."""
+    scene = edited()
+    scene.lab.entries["big"] = replace(scene.lab.entries["big"], split=_split("a"))
+    child = await scene.lab.resident("big")
+    monkeypatch.setattr(
+        module, "resolve", lambda name, model, *_: replace(scene._entry(name, scene.fresh), split=_split("b"))
+    )
+    assert (await scene.reloader.reload()).changed == []
+    await scene.lab.settle()
+    assert scene.big.state is State.RESIDENT
+    assert not child.ended

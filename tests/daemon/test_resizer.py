@@ -13,7 +13,7 @@ from aiohttp import web
 
 from pagein.daemon.resizer import resize
 from pagein.daemon.worker import Worker
-from pagein.errors import DoesNotFit, WorkerDied
+from pagein.errors import DoesNotFit, InUse, WorkerDied
 from pagein.protocol import ALLOWANCE_PATH, Endpoint
 from pagein.scheduler.actions import Resize
 
@@ -106,6 +106,16 @@ async def test_a_refusal_leaves_everything_as_it_was(scene, count):
     assert isinstance(refused, DoesNotFit)
     assert (refused.details["need_bytes"], refused.details["memory_bytes"], refused.hint) == (80, count, "h")
     assert s.steps[-1] == "limit 100"
+    assert s.allowance == {"ram": 100}
+
+
+async def test_calls_that_do_not_end_are_no_failure_of_the_worker(scene):
+    """Parts of a split model that are in use leave later: whoever asked can ask again, and is told so."""
+    error = {"code": "in_use", "message": "calls did not end with backbone", "need_bytes": 80, "allowance_bytes": 50}
+    s = await scene(409, {"error": error})
+    refused = await s.resize(50)
+    assert isinstance(refused, InUse)
+    assert (refused.message, refused.details["need_bytes"]) == (error["message"], 80)
     assert s.allowance == {"ram": 100}
 
 

@@ -4,9 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from pagein.daemon.idle_store import Busy
 from pagein.daemon.kept import Counters
-from pagein.errors import SnapshotNotFound
+from pagein.errors import BadAnswer, ModelNotFound, SnapshotNotFound
 from pagein.gateway.ports import Prepared
+from pagein.gateway.snapshot_ports import Fault
 from pagein.kv.reuse import Counted
 from tests.kv.build import FINGERPRINT, damage, ids, keep
 from tests.saved import RETAIN, saved_in
@@ -127,3 +129,29 @@ async def test_explain_tells_what_a_request_reused(make_lab, prepared, unused, t
     (decision,) = [one for one in lab.desk.decisions("a") if one.kind == "state"]
     assert (decision.reason, decision.data, decision.request_id) == (told, data, lease.request_id)
     lab.desk.release(lease, 200, 0.1)
+
+
+async def test_blocks_are_verified_part_by_part(kept, monkeypatch):
+    """What is damaged is a fault by model and block; a store that cannot be read now is one that says why."""
+    saved, _, _ = kept
+    answers = [
+        {"checked": 3, "bytes": 30, "faults": [["ab12", "piece 0 of 2"]], "left": 10, "next": "1-2-3"},
+        Busy("in use by process 7"),
+        BadAnswer("it answered 500"),
+        ModelNotFound("x", []),
+    ]
+
+    async def check(model, after):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(saved._keeper.blocks, "check", check)
+    found = await saved.verify_blocks("m", None)
+    assert (found.checked, found.bytes, found.left, found.next) == (3, 30, 10, "1-2-3")
+    assert found.faults == [Fault("m/ab12", "damaged", "piece 0 of 2")]
+    for why in ("in use by process 7", "it answered 500"):
+        assert (await saved.verify_blocks("m", None)).faults == [Fault("m", "failed", why)]
+    with pytest.raises(ModelNotFound):
+        await saved.verify_blocks("x", None)

@@ -35,7 +35,7 @@ def test_an_engine_of_another_package_is_found(monkeypatch):
 
 def test_an_unknown_engine_is_refused_with_the_known_ones():
     """The error lists what there is."""
-    known = "command, llama_cpp, onnx, transformers, whisper"
+    known = "command, llama_cpp, onnx, parts, transformers, whisper"
     with pytest.raises(EngineMissing, match=rf"there is no engine 'warp'; known: {known}"):
         find_engine("warp")
 

@@ -27,6 +27,7 @@ from pagein.gateway.snapshot_ports import Snapshots
 from pagein.history import TurnOf
 from pagein.kv.reuse import Counted
 from pagein.protocol import PATHS, Capability, Endpoint
+from tests.gateway.splits import FakeSplit
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ANSWER = b'{"ok": true,  "text": "\xc3\xa9"}'
@@ -70,6 +71,7 @@ class FakeDesk:
     """Last lines of output, by model."""
     snapshots: Snapshots | None = None
     """None: `state` is off."""
+    split: FakeSplit = field(default_factory=FakeSplit)
 
     def __post_init__(self) -> None:
         self.gate = asyncio.Event()

@@ -11,10 +11,13 @@ import sys
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from pagein.sessions.retention import Bounds
 from pagein.sessions.store import SessionStore
 from pagein.sessions.tenant import tenant_of
+
+pytestmark = pytest.mark.scenarios
 
 ROUNDS = 8
 CLIENTS = 4

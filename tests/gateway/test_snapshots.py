@@ -62,7 +62,8 @@ async def test_a_damaged_one_is_found(store: Any, serve: Serve) -> None:
     long, short = store.entries()
     damage(short)
     async with gateway.post("/api/state/verify", json={"id": long.id}) as response:
-        assert await response.json() == {"checked": 1, "bytes": long.bytes, "faults": []}
+        told = {"checked": 1, "bytes": long.bytes, "faults": [], "left": 0, "next": None}
+        assert await response.json() == told
     async with gateway.post("/api/state/verify") as response:
         body = await response.json()
     assert (response.status, body["checked"], [fault["id"] for fault in body["faults"]]) == (200, 2, [short.id])
@@ -89,6 +90,8 @@ async def test_garbage_goes(store: Any, serve: Serve) -> None:
         ("verify", {"id": 7}, "id"),
         ("verify", {"ids": []}, "ids"),
         ("verify", [], None),
+        ("verify", {"blocks": 7}, "blocks"),
+        ("verify", {"blocks": "m", "after": 7}, "after"),
     ],
 )
 async def test_what_cannot_be_read_is_refused(store: Any, serve: Serve, path: str, body: Any, param: str) -> None:

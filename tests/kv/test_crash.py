@@ -14,6 +14,8 @@ from pagein.kv.store import Store
 from tests.kv.build import bytes_on_disk, drafts, offer
 from tests.kv.crash import SIZE, check
 
+pytestmark = pytest.mark.scenarios
+
 SCRIPT = Path(__file__).parent / "crash.py"
 TOP = Path(__file__).parents[2]
 MOMENTS = 45

@@ -6,9 +6,9 @@ import hashlib
 import json
 from pathlib import Path
 
+from pagein.catalog.split.names import file_name
+from pagein.catalog.split.plan import Model, Part, PartFile, Role, SplitPlan, Task, TensorEntry, encode
 from pagein.parts.making import Conversion, Making, PartMaking, SourceTensor
-from pagein.parts.names import file_name
-from pagein.parts.plan import Model, Part, PartFile, Role, SplitPlan, Task, TensorEntry, encode
 from pagein.parts.writing import write_split
 from pagein.weights.shard_file import Spec
 

@@ -10,9 +10,9 @@ import shutil
 import sys
 from pathlib import Path
 
+from pagein.catalog.split.plan import encode
+from pagein.catalog.split.root import PartsRoot, read_plan
 from pagein.parts.part_file import PartReader
-from pagein.parts.plan import encode
-from pagein.parts.root import PartsRoot, read_plan
 from pagein.parts.writing import leftovers, write_split
 from tests.dying import die_at
 from tests.parts.build import make

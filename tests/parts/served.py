@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pagein.catalog.split.plan import Model, Role, SplitPlan, Task
 from pagein.parts.joining import join
 from pagein.parts.making import Making, PartMaking, SourceTensor
-from pagein.parts.plan import Model, Role, SplitPlan, Task
 from pagein.parts.writing import write_split
 from pagein.weights.sources import DTYPES
 

@@ -12,6 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from pagein.catalog.split.plan import PLAN_NAME, Role
+from pagein.catalog.split.root import PartsRoot, read_plan
 from pagein.errors import BadModelFile, BadUsage, DiskFull, ModelUnsuited, SplitBroken
 from pagein.parts import apply as apply_module
 from pagein.parts.analyse import analyse, main
@@ -20,8 +22,6 @@ from pagein.parts.apply import apply
 from pagein.parts.calling import Calls
 from pagein.parts.check import check_split
 from pagein.parts.loading import load_whole
-from pagein.parts.plan import PLAN_NAME, Role
-from pagein.parts.root import PartsRoot, read_plan
 from pagein.parts.runtime import load_parts
 from tests.parts.models import IDS, family, llama, lora, mapping
 

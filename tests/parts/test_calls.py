@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from pagein.catalog.split.plan import Role, Task
 from pagein.errors import ModelUnsuited, NotResident, TaskUnclear, UnknownTask
 from pagein.parts.making import PartMaking
-from pagein.parts.plan import Role, Task
 from tests.parts.served import HEADS, PARTS, Net, ids, net, split_net
 
 pytestmark = pytest.mark.torch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pagein.catalog.split.plan import encode
 from pagein.errors import PlanRefused
 from pagein.parts.check import check_split
-from pagein.parts.plan import encode
 from tests.parts.build import plan_of, safetensors, split
 
 

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.scenarios
+
 SCRIPT = Path(__file__).parent / "crash.py"
 TOP = Path(__file__).parents[2]
 

@@ -9,7 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from safetensors.torch import save_file
+
 from pagein.errors import ModelUnsuited, NotResident, PartRefused, PartsBusy
+from pagein.parts.joining import join_version
 from pagein.parts.placeholder import is_cold
 from tests.parts.served import HEADS, PARTS, Net, ids, net, split_net
 
@@ -165,3 +168,52 @@ def test_what_cannot_be_read_is_not_saved(tmp_path, load):
     (tmp_path / plan.parts["tag"].file("stored").file).write_bytes(b"x")
     with pytest.raises(PartRefused):
         model.state_dict()
+
+
+@pytest.mark.parametrize("there", [True, False])
+@torch.no_grad()
+def test_a_copy_is_of_one_version(tmp_path, load, there):
+    """A part that is replaced while the model is copied, or its weights are listed, comes whole: as it was before."""
+    whole, tuned = net(), net(1)
+    split = tmp_path / "split"
+    split_net(split, whole)
+    save_file({name: tuned.state_dict()[name] for name in PARTS["classify"]}, tmp_path / "v2.safetensors")
+    join_version(split, tmp_path / "v2.safetensors", "classify", "classify-2")
+    model = load(split, build=Net, wait=0.0)
+    parts, middle = model.pagein, model.classify[1]
+
+    def begin() -> None:
+        parts.replace("classify", "classify")
+        parts.unload("classify-2")
+        if there:
+            parts.load("classify")
+        else:
+            parts.unload("classify")
+
+    def replace() -> None:
+        free = parts.unload("classify") or not there  # what is being copied does not leave
+        parts.replace("classify", "classify-2")
+        if free:
+            parts.load("classify")
+
+    def back() -> None:
+        parts.replace("classify", "classify")
+
+    class Between:
+        def __init__(self, act) -> None:
+            self.act = act
+
+        def __deepcopy__(self, memo):
+            self.act()
+            return self
+
+    begin()
+    middle.__dict__["between"], model.tag.__dict__["between"] = Between(replace), Between(back)
+    copied = copy.deepcopy(model)
+    assert torch.equal(copied(ids(), "classify"), whole(ids(), "classify"))
+    del middle.__dict__["between"], model.tag.__dict__["between"]
+    begin()
+    middle.register_state_dict_pre_hook(lambda *given: replace())
+    model.tag.register_state_dict_pre_hook(lambda *given: back())
+    found = model.state_dict()
+    assert all(torch.equal(found[name], whole.state_dict()[name]) for name in PARTS["classify"])

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pagein.catalog.split.root import PartsRoot
 from pagein.errors import PartRefused, UnknownPart, UnknownTask
 from pagein.parts.part_file import Limits, PartReader
-from pagein.parts.root import PartsRoot
 from tests.parts.bench import Bench
 from tests.parts.build import split
 

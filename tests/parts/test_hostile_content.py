@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from pagein.catalog.split.plan import TensorEntry
 from pagein.errors import PartRefused
-from pagein.parts.plan import TensorEntry
 from tests.parts.bench import Bench
 from tests.parts.build import plan_of, safetensors, split
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagein.parts.names import file_name, fold, is_name, part_of_file
+from pagein.catalog.split.names import file_name, fold, is_name, part_of_file
 
 TRICKS = {
     "empty": "",

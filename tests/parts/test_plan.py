@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from pagein.catalog.split import reader
+from pagein.catalog.split.plan import encode
+from pagein.catalog.split.reader import parse_plan
 from pagein.errors import PlanRefused, UnknownPart, UnknownTask
-from pagein.parts import plan_reader
-from pagein.parts.plan import encode
-from pagein.parts.plan_reader import parse_plan
 from tests.parts.build import body_of, split
 
 
@@ -239,7 +239,7 @@ def test_texts_that_are_no_plan_are_refused(fault):
 def test_size_and_count_are_limited(plan, monkeypatch):
     """A text above the limit is not parsed, and tensors are counted over all files together."""
     assert "the limit is 16777216" in refused(b" " * (16 * 1024**2 + 1)).message
-    monkeypatch.setattr(plan_reader, "MOST_TENSORS", 6)
+    monkeypatch.setattr(reader, "MOST_TENSORS", 6)
     assert "the limit is" in refused(body_of(plan)).message
 
 
@@ -251,3 +251,16 @@ def test_a_part_may_stand_for_another(plan):
     new["files"]["stored"].update(sha256=digest, file=f"tag2-{digest[:12]}.safetensors")
     body["parts"]["tag2"] = {**new, "role": "adapter", "tasks": [], "replaces": "tag"}
     assert parse_plan(json.dumps(body).encode()).parts["tag2"].replaces == "tag"
+
+
+def test_a_task_may_have_a_prompt(plan):
+    """Of several lines, with one place for what is asked; a plan without one is the same bytes as ever."""
+    assert b"prompt" not in encode(plan)
+    body = body_of(plan)
+    body["tasks"]["summarize"]["prompt"] = "Say:\t{text}\n###\n"
+    read = parse_plan(json.dumps(body).encode())
+    assert read.tasks["summarize"].prompt == "Say:\t{text}\n###\n"
+    assert parse_plan(encode(read)) == read
+    for wrong in ("say", "{text} {text}", "{text}\x1b[2J", "{text}" + "x" * 2000, 3):
+        body["tasks"]["summarize"]["prompt"] = wrong
+        assert refused(body).details["field"] == "plan.tasks.summarize.prompt", wrong

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagein.catalog.split.plan import Role
 from pagein.errors import SplitBroken
-from pagein.parts.plan import Role
 from pagein.parts.rules import BACKBONE, Influence, TensorUse, assign, shared_name
 
 MIB = 1024**2

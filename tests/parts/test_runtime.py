@@ -13,12 +13,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import pagein
+from pagein.catalog.split.plan import Role
 from pagein.errors import BadModelFile, ModelUnsuited, PartTooLarge, PlanRefused
+from pagein.parts import runtime
 from pagein.parts.building import parameters_on_meta
 from pagein.parts.making import Conversion, PartMaking
-from pagein.parts.plan import Role
 from pagein.parts.runtime import load_parts
-from tests.parts.served import HEADS, PARTS, Net, ids, llama, net, source, split_llama, split_net
+from tests.parts.served import HEADS, PARTS, Net, add_part, ids, llama, net, source, split_llama, split_net
 
 pytestmark = pytest.mark.torch
 
@@ -108,9 +109,12 @@ def test_precisions_are_chosen_by_part(tmp_path, load):
         for name, names in PARTS.items()
     }
     split_net(tmp_path, whole, parts=parts)
-    model = load(tmp_path, build=Net, precision={"tag": "bf16"})
+    with pytest.raises(ModelUnsuited, match=r"part 'backbone' in F32 \(stored\) and part 'tag' in BF16 \(bf16\)"):
+        load(tmp_path, build=Net, precision={"tag": "bf16"})
+    model = load(tmp_path, build=Net, precision=dict.fromkeys(PARTS, "bf16"))
     with model.lease("tag"):
         assert torch.equal(model.tag.weight, whole.tag.weight.to(torch.bfloat16))
+    model = load(tmp_path, build=Net)
     assert torch.equal(model(ids(), task="score"), whole(ids(), "score"))
     low = load(tmp_path, build=Net, precision="bf16")
     whole.to(torch.bfloat16)
@@ -143,3 +147,23 @@ def test_the_sweeper_ends_with_its_model(tmp_path):
         assert not thread.is_alive()
     gc.collect()
     assert gone() is None
+
+
+def test_two_refreshes_at_once(tmp_path, load, monkeypatch):
+    """A part that two threads let join at the same time joins once: what the faster one loaded is not forgotten."""
+    split_net(tmp_path, net())
+    model = load(tmp_path, build=Net)
+    add_part(tmp_path, "m", {"m/tag.weight": source(torch.ones(5, 16))})
+    ordinary = runtime.check_together
+
+    def slow(plan, forms):
+        monkeypatch.setattr(runtime, "check_together", ordinary)
+        model.pagein.refresh()
+        model.pagein.load("m")
+        ordinary(plan, forms)
+
+    monkeypatch.setattr(runtime, "check_together", slow)
+    model.pagein.refresh()
+    states = {one.part: one.state for one in model.pagein.report().parts}
+    assert states["m"] == "hot"
+    assert model.pagein.unload("m")

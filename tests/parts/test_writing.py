@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import stat
@@ -11,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from pagein.catalog.safetensors import read_safetensors
+from pagein.catalog.split.names import file_name
+from pagein.catalog.split.plan import PLAN_NAME, Role, Task
+from pagein.catalog.split.root import PartsRoot, read_plan
 from pagein.errors import DiskFull, InUse, PlanRefused, SplitBroken
 from pagein.parts import writing
-from pagein.parts.making import Conversion, PartMaking, SourceTensor, checkpoint_tensors, digests, from_rules
+from pagein.parts.making import Conversion, Making, PartMaking, SourceTensor, checkpoint_tensors, digests, from_rules
 from pagein.parts.part_file import PartReader
-from pagein.parts.plan import PLAN_NAME, Role, Task
-from pagein.parts.root import PartsRoot, read_plan
 from pagein.parts.rules import Influence, TensorUse, assign
 from pagein.parts.writing import LOCK_NAME, forecast, leftovers, write_plan, write_split
 from pagein.weights.checkpoint import open_checkpoint
@@ -75,18 +77,18 @@ def test_a_conversion_may_make_several_tensors_of_one(tmp_path):
     """Packed codes and their scales take the place of a weight (int4, group by group)."""
 
     def pack(name, tensor):
-        if len(tensor.shape) < 2:
-            return {name: tensor}
         rows, width = tensor.shape
         return {
             f"{name}_packed": SourceTensor("U8", (rows, width // 2), lambda: [bytes(rows * width // 2)]),
-            f"{name}_scales": SourceTensor("BF16", (rows, 1), lambda: [bytes(2 * rows)]),
+            f"{name}_scales": SourceTensor("BF16", (width // 32, rows, 2), lambda: [bytes(width // 32 * rows * 4)]),
         }
 
-    part = PartMaking(Role.TASK, ("tag.weight",), (Conversion("int4", "group=8", pack),), stored=False)
-    plan = write_split(tmp_path, make(parts={**make().parts, "tag": part})).plan
+    part = PartMaking(Role.TASK, ("tag.weight",), (Conversion("int4", "group=32", pack, "pairs32"),), stored=False)
+    wide = {**make().tensors, "tag.weight": source("tag.weight", "F32", (16, 64))}
+    plan = write_split(tmp_path, make(parts={**make().parts, "tag": part}, tensors=wide)).plan
     assert list(plan.parts["tag"].files) == ["int4"]
     assert set(plan.parts["tag"].file("int4").tensors) == {"tag.weight_packed", "tag.weight_scales"}
+    assert plan.parts["tag"].file("int4").layout == "pairs32"
 
 
 def test_the_same_again_writes_nothing(tmp_path):
@@ -154,6 +156,23 @@ def test_what_lies_in_the_way_is_not_followed(tmp_path, put):
     assert target.read_bytes() == before
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+def test_files_of_strangers_are_no_finished_ones(tmp_path):
+    """A file with the right header, named by its own digest, is taken from who writes the split alone."""
+    plan = write_split(tmp_path / "s", make()).plan
+    entry = plan.parts["tag"].file("stored")
+    data = bytearray((tmp_path / "s" / entry.file).read_bytes())
+    data[-1] ^= 1
+    other = file_name("tag", hashlib.sha256(data).hexdigest())
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / other).write_bytes(data)
+    os.chown(tmp_path / "new" / other, 12345, -1)
+    done = write_split(tmp_path / "new", make())
+    assert done.kept == ()
+    assert done.swept == (other,)
+    assert done.plan.digest == plan.digest
+
+
 def test_another_split_never_writes_over_the_old(tmp_path):
     """Files of the split that is replaced stay for who serves from them; those of the one before go."""
     old = write_split(tmp_path, make("a"))
@@ -184,6 +203,25 @@ def test_an_adapter_joins_without_a_byte_of_the_rest(tmp_path):
     assert content(tmp_path, "tag-v2", "stored")["tag.weight"] == fill("tag.weight", 160, "new")
     with pytest.raises(SplitBroken, match="'backbone' stands already"):
         write_split(tmp_path, make(standing=plan.parts))
+
+
+def test_what_joined_meanwhile_is_not_lost(tmp_path):
+    """A part that joins is written beside those that stood when it began; where others joined since, it begins anew."""
+    plan = write_split(tmp_path, make()).plan
+
+    def joining(name: str) -> Making:
+        tensors = {f"{name}/body.weight": make().tensors["body.weight"]}
+        parts = {name: PartMaking(Role.ADAPTER, tuple(tensors))}
+        return make(tensors=tensors, parts=parts, standing=plan.parts)
+
+    first, second = joining("one"), joining("two")
+    write_split(tmp_path, first)
+    there = names(tmp_path)
+    with pytest.raises(InUse, match=r"meanwhile \(one\), nothing was written"):
+        write_split(tmp_path, second)
+    assert names(tmp_path) == there
+    with PartsRoot(tmp_path) as root:
+        assert set(read_plan(root).parts) == {*plan.parts, "one"}
 
 
 def test_two_runs_do_not_write_the_same_folder(tmp_path):

@@ -12,6 +12,31 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.scenarios)
 
 
+@pytest.fixture(scope="session")
+def reads_folder(tmp_path_factory):
+    """The split of two classifiers and a tagger over one encoder."""
+    pytest.importorskip("torch")
+    from tests.engines.tasks.conftest import classifiers, split
+
+    root = tmp_path_factory.mktemp("reads")
+    folders = classifiers(root)
+    kinds = {"sentiment": "classify", "topic": "classify", "tag": "tokens"}
+    tasks = {name: {"kind": kinds[name], "folder": str(folder), "samples": ["ab"]} for name, folder in folders.items()}
+    return split(root / "split", folders["sentiment"], tasks)
+
+
+@pytest.fixture(scope="session")
+def writes_folder(tmp_path_factory):
+    """The split of a language model whose tasks are LoRAs; a text of it may be very long."""
+    pytest.importorskip("torch")
+    from tests.engines.tasks.conftest import add_loras, language_model
+
+    from .splits import CONTEXT
+
+    root = tmp_path_factory.mktemp("writes")
+    return add_loras(root, language_model(root / "base", max_position_embeddings=CONTEXT))
+
+
 @pytest.fixture
 def start(tmp_path):
     """Start daemons; whatever a scenario leaves running is ended and reported."""

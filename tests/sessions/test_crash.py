@@ -9,9 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pagein.sessions.retention import Bounds
 from pagein.sessions.store import SessionStore
 from tests.sessions.conftest import texts
+
+pytestmark = pytest.mark.scenarios
 
 ROUNDS = 30
 WRITERS = 4

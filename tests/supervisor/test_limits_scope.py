@@ -91,6 +91,7 @@ def test_systemd_gives_a_scope(shell, user, tmp_path, busctl):
         ("sys.exit(3)", "systemd gave no scope: exit code 3"),
         ("", f"systemd did not move this process into pagein-{ME}.scope"),
     ],
+    ids=["denied", "failed", "not moved"],
 )
 def test_systemd_gives_none(shell, user, tmp_path, busctl, monkeypatch, code, words):
     """Its refusal is passed on, and a job that it does not carry out is not waited for without end."""

@@ -97,6 +97,21 @@ def test_who_is_cancelled_leaves_at_the_next_stop() -> None:
         gone.result()
 
 
+@pytest.mark.parametrize("called_off", [False, True])
+def test_a_place_is_free_before_its_end_is_told(called_off: bool) -> None:
+    """Whoever hears of it, in another thread too, may ask for the room at once."""
+    ring, told = Ring(), []
+    hub = hub_with(ring, tokens=10)
+    seat = hub.submit(passes(hub, ring, 2, [], "a"), 10, lambda _: told.append(hub.taken_tokens))
+    while not ring.opened:
+        hub.turn()
+    if called_off:
+        hub.cancel(seat)
+    while hub.turn():
+        pass
+    assert told == [0]
+
+
 def test_who_is_cancelled_before_it_began_never_begins() -> None:
     """A job that waits for room and is cancelled is told so and computes nothing."""
     ring, log, ended = Ring(), [], []

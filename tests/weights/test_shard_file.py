@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pagein.catalog.safetensors import read_safetensors
-from pagein.weights.shard_file import FILLER, LARGE, PAGE, ShardPlan, Spec, claims, finished, write_shard
+from pagein.catalog.safetensors import FILLER, read_safetensors
+from pagein.weights.shard_file import LARGE, PAGE, ShardPlan, Spec, claims, finished, write_shard
 
 PLAN = ShardPlan(
     "00000-layers.0.safetensors",

@@ -1,8 +1,8 @@
 """What a model is given that can live with less than all of it (pure).
 
-The scheduler knows one figure per model, so a model whose weights can be streamed gets one: what the configuration
-declares as `memory`; else its whole size where the budget can ever give that; else half of what the budget can give, so
-that others fit beside it, and never less than it can do with.
+The scheduler knows one figure per model, so a model whose weights can be streamed, or whose parts come and go, gets
+one: what the configuration declares as `memory`; else its whole size where the budget can ever give that; else half of
+what the budget can give, so that others fit beside it, and never less than it can do with.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def _allotted(
     if whole <= room:
         return replace(entry, need=entry.estimate)
     given = max(room // SHARE, entry.least)
+    how = "streams" if entry.split is None else "keeps its parts"
     text = (
-        f"streams within {format_bytes(given)} (half of what the budget can give it, or the least that it can do with: "
+        f"{how} within {format_bytes(given)} (half of what the budget can give it, or the least that it can do with: "
         f"{format_bytes(entry.least)}); whole it would take {format_bytes(whole)}"
     )
     return replace(entry, need=Need({**entry.estimate.bytes, pool: given}, NeedSource.ESTIMATED, text))

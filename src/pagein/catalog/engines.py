@@ -78,6 +78,14 @@ ENGINES: dict[str, EngineRow] = {
             extra="torch",
         ),
         EngineRow(
+            name="parts",
+            formats=frozenset({Format.SPLIT}),
+            capabilities=frozenset(),
+            base_bytes=parse_bytes("460MiB"),
+            packages=(("torch",), ("transformers",)),
+            extra="torch",
+        ),
+        EngineRow(
             name="command",
             formats=frozenset(),
             capabilities=frozenset({Capability.CHAT, Capability.COMPLETION}),
@@ -98,6 +106,7 @@ BY_FORMAT: dict[Format, str] = {
     Format.ORT: "onnx",
     Format.CTRANSLATE2: "whisper",
     Format.SAFETENSORS: "transformers",
+    Format.SPLIT: "parts",
 }
 """The engine of a format where the configuration names none."""
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pagein.catalog.engines import find_row
 from pagein.catalog.estimate_llama import llama_cpp
 from pagein.catalog.estimate_local import onnx, whisper
+from pagein.catalog.estimate_parts import parts as split_parts
 from pagein.catalog.estimate_transformers import MARGIN as TRANSFORMERS_MARGIN
 from pagein.catalog.estimate_transformers import transformers
 from pagein.catalog.model import Ingredient, ModelInfo, Need, NeedSource
@@ -52,6 +53,8 @@ def estimate(
         parts = onnx(info, device, options, recipe)
     elif engine == "whisper":
         parts = whisper(info, device, options)
+    elif engine == "parts" and info.split is not None:
+        return total(split_parts(info, context, parallel, options, device), TRANSFORMERS_MARGIN)
     elif engine == "transformers":
         return total(transformers(info, context, parallel, options, device), TRANSFORMERS_MARGIN)
     else:

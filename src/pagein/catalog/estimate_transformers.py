@@ -61,27 +61,37 @@ def least(
 
 def _beside(info: ModelInfo, context: int | None, parallel: int, device: str) -> list[Ingredient]:
     """KV cache, activations and the process, in the pool of the weights: the same whether those stay or stream."""
-    item, pool = _item(info), _pool(device)
+    pool, tokens = _pool(device), context or info.context_train or 0
+    return [
+        Ingredient("KV", cache_bytes(info, context, parallel), pool),
+        Ingredient("activations", parallel * pass_bytes(info, tokens), pool),
+        process(device),
+    ]
+
+
+def process(device: str) -> Ingredient:
+    """The worker without its model, in the pool of the weights."""
+    return Ingredient("runtime", RUNTIME, "ram") if device == "cpu" else Ingredient("CUDA", CUDA_DEVICE, device)
+
+
+def cache_bytes(info: ModelInfo, context: int | None, parallel: int) -> int:
+    """KV caches of all requests at once."""
+    item = _item(info)
     tokens = context or info.context_train or 0
     width = info.embedding_length or 0
     each = info.kv_bytes_per_token if info.kv_bytes_per_token is not None else 2 * width * (info.layers or 0) * F16
     stacks = 2 if info.metadata.get("encoder_decoder") is True else 1  # its own tokens', and the encoder's
-    cache = parallel * (tokens * each * stacks + info.kv_window_bytes) * item // F16
-    return [
-        Ingredient("KV", cache, pool),
-        Ingredient("activations", parallel * _pass_bytes(info, tokens), pool),
-        Ingredient("runtime", RUNTIME, pool) if device == "cpu" else Ingredient("CUDA", CUDA_DEVICE, pool),
-    ]
+    return parallel * (tokens * each * stacks + info.kv_window_bytes) * item // F16
 
 
-def _pass_bytes(info: ModelInfo, tokens: int) -> int:
+def pass_bytes(info: ModelInfo, tokens: int, *, whole: bool = False) -> int:
     """Activations of one sequence at their peak: of a piece of the prompt, or of all of it where a model must see it.
 
-    As `pagein.weights.needs.activations` counts them.
+    As `pagein.weights.needs.activations` counts them. ``whole``: texts are never cut into pieces.
     """
     width = info.embedding_length or 0
     inner = max(info.feed_forward_length or 0, 4 * width)
-    at_once = tokens if info.metadata.get("whole_texts") is True else min(tokens, CHUNK)
+    at_once = tokens if whole or info.metadata.get("whole_texts") is True else min(tokens, CHUNK)
     biases = BIASES * (info.heads or 0) * at_once**2 * 4 if info.metadata.get("position_bias") is True else 0
     return at_once * (4 * width + 3 * inner) * 4 + (info.vocabulary or 0) * 8 + biases
 

@@ -23,7 +23,7 @@ def computes_on_gpu(row: EngineRow, options: Mapping[str, object]) -> bool:
         return _program_has_cuda(program) if program is not None else _library_has_cuda()
     if row.name == "onnx":
         return is_installed("onnxruntime-gpu")
-    if row.name == "transformers":
+    if row.name in ("transformers", "parts"):
         return not _torch_is_for_cpus()
     return True
 

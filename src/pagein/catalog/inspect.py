@@ -18,6 +18,7 @@ from pagein.catalog.gguf import is_gguf
 from pagein.catalog.model import Format, ModelInfo
 from pagein.catalog.ort import is_ort
 from pagein.catalog.safetensors import is_safetensors
+from pagein.catalog.split.describe import describe_split, is_split, is_unfinished
 from pagein.errors import BadModelFile
 
 SNIFFED = 128
@@ -95,7 +96,12 @@ def _inspect_file(path: Path) -> ModelInfo:
 
 
 def _inspect_folder(folder: Path) -> ModelInfo:
+    if is_split(folder):
+        return describe_split(folder)
     names = files_in(folder)
+    if is_unfinished(names):
+        hint = "run 'pagein split apply' again, it goes on"
+        raise bad(folder, "holds parts of a model and no split_plan.json: its split is not finished", hint=hint)
     if MODEL_NAME in names and _format_or_none(folder / MODEL_NAME) is Format.CTRANSLATE2:
         return describe_ctranslate2(folder, folder / MODEL_NAME)
     for kind, suffix in _SUFFIXES.items():

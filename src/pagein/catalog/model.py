@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from pagein.catalog.split.facts import SplitFacts
 from pagein.protocol import Capability
 
 
@@ -19,6 +20,8 @@ class Format(StrEnum):
     ORT = "ort"
     """onnxruntime's own flat-buffer format; sizes only."""
     CTRANSLATE2 = "ctranslate2"
+    SPLIT = "split"
+    """A folder of `pagein split apply`: a plan, and a file for each part of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class ModelInfo:
     has_chat_template: bool = False
     pooling: str | None = None
     """What makes one vector of a text (``mean``, ``cls``, ``last``) or a score (``rank``); None for other models."""
+    split: SplitFacts | None = None
+    """Tasks and parts of a split model; None for all others."""
     metadata: dict[str, object] = field(default_factory=dict)
     """What only one format knows, by the words of its reader: JSON-ready values."""
 
@@ -109,9 +114,12 @@ class ModelEntry:
     """The configured recipe, or the one that the model's files call for; what the worker is given."""
     options: Mapping[str, object] = field(default_factory=dict)
     """The configured options with what the header adds (``embedding: true``); what the worker is given."""
+    split: SplitFacts | None = None
+    """Tasks and parts, where it is served part by part."""
     least: int | None = None
-    """Bytes of `pool` that it can do with because its engine streams what does not fit; None where it takes what it
-    takes. Such a model keeps within what it is given, so what it was measured to take is not what it needs."""
+    """Bytes of `pool` that it can do with because its engine streams what does not fit, or lets parts go that are idle;
+    None where it takes what it takes. Such a model keeps within what it is given, so what it was measured to take is
+    not what it needs."""
     problem: str | None = None
     """Why this model cannot be served here (file missing, engine not installed), or None."""
 

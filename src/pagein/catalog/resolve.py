@@ -22,6 +22,7 @@ from pagein.catalog.engines import (
     repacked_types,
 )
 from pagein.catalog.estimate import estimate
+from pagein.catalog.estimate_parts import least as least_parts
 from pagein.catalog.estimate_transformers import least
 from pagein.catalog.gguf_geometry import WITHOUT_CACHE
 from pagein.catalog.gpu_build import computes_on_gpu
@@ -46,6 +47,8 @@ DEFAULT_VECTOR_CONTEXT = 512
 """The same for decoders that serve vectors: llama.cpp computes such a text at once, its whole vocabulary per token."""
 _WRITERS = ("CausalLM", "ConditionalGeneration", "LMHeadModel")
 """Parts of the names of model classes that write text; all others make vectors."""
+_KEEPS_WITHIN = ("transformers", "parts")
+"""Engines that keep within what they are given, so that what they were measured to take is not what they need."""
 _NOT_SERVED = {"mmproj": "a vision projector", "adapter": "an adapter", "imatrix": "an importance matrix"}
 """Values of ``general.type`` in GGUF files that are no models."""
 
@@ -93,8 +96,8 @@ def _entry(
     estimated = _pooled(_estimate(info, settings, choice.device), machine)
     declared = _declared(config, choice.device, estimated, machine)
     key = peak_key(config, info, settings, choice.device, peaks)
-    streams = info is not None and settings.engine == "transformers"
-    seen = None if streams else peaks.peak(key)
+    fewest = _least(info, settings, choice.device)
+    seen = None if settings.engine in _KEEPS_WITHIN else peaks.peak(key)
     return ModelEntry(
         name=name,
         engine=engine,
@@ -108,9 +111,8 @@ def _entry(
         context=settings.context,
         recipe=settings.recipe,
         options=settings.options,
-        least=least(info, settings.context, settings.parallel, settings.options, choice.device)
-        if info is not None and streams
-        else None,
+        split=info.split if info is not None and settings.engine == "parts" else None,
+        least=fewest,
         problem=_problem(info, settings, row) or choice.problem or _one_memory(settings, choice, machine),
     )
 
@@ -171,9 +173,9 @@ def _options(config: Model, info: ModelInfo | None, engine: str) -> dict[str, ob
 
 
 def _context(config: Model, info: ModelInfo | None, engine: str, options: Mapping[str, object]) -> int | None:
-    if config.context is not None or info is None or engine not in ("llama_cpp", "transformers"):
+    if config.context is not None or info is None or engine not in ("llama_cpp", *_KEEPS_WITHIN):
         return config.context
-    if engine == "transformers":
+    if engine in _KEEPS_WITHIN:
         return min(DEFAULT_CONTEXT, info.context_train or DEFAULT_CONTEXT)
     vectors = options.get("embedding") is True or options.get("rerank") is True
     usual = DEFAULT_VECTOR_CONTEXT if vectors and info.architecture not in WITHOUT_CACHE else DEFAULT_CONTEXT
@@ -207,6 +209,17 @@ def _estimate(info: ModelInfo | None, settings: _Settings, device: str) -> Need:
         program=settings.program is not None,
         repacked=repacked_types(settings.program is not None),
     )
+
+
+def _least(info: ModelInfo | None, settings: _Settings, device: str) -> int | None:
+    """What the model can do with where its engine brings in the rest as it is needed."""
+    if info is None or settings.engine not in _KEEPS_WITHIN:
+        return None
+    if settings.engine == "transformers":
+        return least(info, settings.context, settings.parallel, settings.options, device)
+    if info.split is None:
+        return None
+    return least_parts(info, settings.context, settings.parallel, settings.options, device)
 
 
 def _pooled(need: Need, machine: MachineSnapshot) -> Need:
@@ -283,6 +296,8 @@ def _capabilities(
             return frozenset({Capability.COMPLETION})
     if settings.engine == "transformers" and info is not None:
         return _written(info)
+    if settings.engine == "parts" and info is not None and info.split is not None:
+        return info.split.capabilities
     return row.capabilities if row is not None else frozenset()
 
 
@@ -299,6 +314,8 @@ def _problem(info: ModelInfo | None, settings: _Settings, row: EngineRow | None)
     """Why the model cannot be served here, or None."""
     if row is None:
         return _no_engine(settings.engine)
+    if row.name == "parts" and info is not None and info.format is not Format.SPLIT:
+        return f"the engine parts takes split models, {info.path} is {info.format.value}: make one with 'pagein split'"
     if info is not None and info.format not in row.formats:
         takes = ", ".join(sorted(row.formats)) or "a command"
         return f"the engine {row.name} takes {takes}; {info.path} is {info.format.value}"
@@ -314,14 +331,17 @@ def _problem(info: ModelInfo | None, settings: _Settings, row: EngineRow | None)
             return f"{info.path} is {_NOT_SERVED.get(str(kind), 'a vision projector')}, not a model"
     if row.name == "transformers" and info is not None and not (info.path / "config.json").is_file():
         return f"{info.path} has no config.json beside its weights: name the folder that transformers wrote"
+    if row.name == "parts" and info is not None and info.split is not None and not info.split.capabilities:
+        kinds = ", ".join(sorted({task.kind for task in info.split.tasks.values()}))
+        return f"{info.path}: its tasks are of kind {kinds}, of which none is served; load it with pagein.load_parts"
     return _recipe_problem(settings) if row.name == "onnx" else None
 
 
 def _one_memory(settings: _Settings, choice: Choice, machine: MachineSnapshot) -> str | None:
     """Weights that are copied to a device would be there twice where its memory is the machine's own."""
-    if settings.engine != "transformers" or choice.device == "cpu" or not machine.unified:
+    if settings.engine not in _KEEPS_WITHIN or choice.device == "cpu" or not machine.unified:
         return None
-    return f"device is {choice.device}, whose memory is the CPU's: set device: cpu for the engine transformers"
+    return f"device is {choice.device}, whose memory is the CPU's: set device: cpu for the engine {settings.engine}"
 
 
 def _no_engine(engine: str) -> str:

@@ -30,6 +30,8 @@ BITS = {
     "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
 """Bits per value of each dtype of the format."""
+FILLER = "pagein.filler."
+"""What the names of tensors begin with that only fill a gap in files that Pagein writes; the format allows no holes."""
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"((?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)"')

@@ -15,6 +15,7 @@ from pagein.catalog.hf_config import read_config
 from pagein.catalog.inspect import inspect
 from pagein.catalog.model import Format
 from pagein.catalog.resolve import DEFAULT_CONTEXT
+from pagein.catalog.split.describe import is_split
 from pagein.cli.address import config_path
 from pagein.cli.console import output, print_json, show
 from pagein.cli.disk_speed import Speed, disk_speed, format_speed
@@ -82,13 +83,13 @@ def _folder_of(model: str) -> Path:
         path = _configured(model)
     if path.suffix == ".safetensors":
         path = path.parent
-    if path.is_dir() and any(path.glob("*.safetensors*")):
+    if path.is_dir() and any(path.glob("*.safetensors*")) and not is_split(path):
         return path
     kind = inspect(path).format
     if kind is not Format.SAFETENSORS:
         raise BadUsage(
             f"{path} is {kind.value}; this advice is for folders of safetensors, whose weights Pagein can stream",
-            hint="'pagein check' says what a GGUF or ONNX model takes",
+            hint="'pagein check' says what a GGUF, ONNX or split model takes",
         )
     return path
 

@@ -36,8 +36,9 @@ def allowance(
     """Let a loaded model that streams live with more or less memory.
 
     It goes on computing meanwhile: blocks of weights leave or come between two passes, and what it says stays the
-    same. Prints its new plan. What is not free, or less than it can do with, is refused with both numbers and changes
-    nothing. Holds until it is unloaded; for good set `memory` in the configuration.
+    same. Of a split model idle parts leave, or more of them may stay. Prints its new plan. What is not free, or less
+    than it can do with, is refused with both numbers and changes nothing. Holds until it is unloaded; for good set
+    `memory` in the configuration.
     """
     try:
         count = parse_bytes(size)

@@ -51,6 +51,11 @@ def show_answer(capability: Capability, answer: Any, documents: list[str]) -> No
                 show(_scores(rows))
             case Capability.CLASSIFICATION:
                 show(_scores([(item["score"], item["label"]) for item in answer["data"]]))
+            case Capability.TEXT_CLASSIFICATION:
+                found = answer["data"][0]["scores"]
+                show(_scores(sorted(((score, label) for label, score in found.items()), reverse=True)))
+            case Capability.TOKEN_CLASSIFICATION:
+                show(_labelled(answer["data"][0]["tokens"]))
             case Capability.SALIENCY:
                 show(_heat(answer["map"]))
                 show(_peak(answer["map"], answer["peak"]))
@@ -76,6 +81,17 @@ def _scores(rows: list[tuple[float, str]]) -> Table:
     table.add_column(overflow="fold")
     for score, words in rows:
         table.add_row(f"{score:.4f}", Text(printable(str(words))))
+    return table
+
+
+def _labelled(tokens: list[dict[str, Any]]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(justify="right", no_wrap=True, style="cyan")
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for token in tokens:
+        words = (Text(printable(str(token[key]))) for key in ("label", "text"))
+        table.add_row(f"{token['score']:.4f}", *words)
     return table
 
 

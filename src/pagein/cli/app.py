@@ -40,6 +40,7 @@ COMMANDS: dict[str, Entry] = {
     "load": Entry("Load a model without using it.", "Use models"),
     "unload": Entry("Unload a model once nobody uses it.", "Use models"),
     "allowance": Entry("Let a loaded model that streams live with more or less memory.", "Use models"),
+    "parts": Entry("List the parts of a split model, or load, unload, pin, replace and roll them out.", "Use models"),
     "pin": Entry("Keep a model in memory whatever happens.", "Use models"),
     "unpin": Entry("Let a pinned model be evicted again.", "Use models"),
     "lease": Entry("Run a program that needs memory of its own, or list such leases.", "Use models"),

@@ -61,7 +61,7 @@ def chat(
 
     The daemon keeps what was said: through eviction of the model, a restart, and with another model. Each line is a
     turn; with standard input from a pipe, too. /exit or Ctrl-D leaves, /history shows what was said, Ctrl-C stops an
-    answer, and the turn is then not kept.
+    answer, and the turn is then not kept. A task of a split model is named behind it: assistant:email.
     """
     daemon = find_daemon(url, state_dir)
     thread = call(daemon, lambda client: _thread(client, session, resume))

@@ -59,10 +59,12 @@ def check(
     settings = load_settings(path, overridden(os.environ, budget=budget or []))
     budgets, entries, rows = make_plan(settings)
     if json:
-        print_json(_as_json(path, budgets, entries, rows))
+        print_json(_as_json(path, settings, budgets, entries, rows))
     else:
         console = output()
         _report(path, budgets, rows, console)
+        for line in remarks(settings, entries):
+            show(Text(line, "yellow"), console)
     verdicts = {row.verdict for row in rows}
     if Verdict.NEVER in verdicts:
         raise typer.Exit(NeverFits.exit_code)
@@ -82,6 +84,23 @@ def make_plan(settings: Settings) -> tuple[dict[str, PoolBudget], dict[str, Mode
     sizes = {name: pool.bytes for name, pool in budgets.items()}
     entries = allot(entries, settings.models, sizes)
     return budgets, entries, plan(entries, settings.models, sizes, DAEMON_BYTES)
+
+
+def remarks(settings: Settings, entries: dict[str, ModelEntry]) -> list[str]:
+    """Say what of the split models will be refused although they can be served."""
+    lines = []
+    for name, entry in entries.items():
+        if entry.split is None or entry.info is None or entry.problem is not None:
+            continue
+        missing = entry.info.metadata.get("missing")
+        for part, why in sorted(missing.items()) if isinstance(missing, dict) else ():
+            tasks = ", ".join(entry.split.parts[part].tasks) or "none"
+            lines.append(f"{name}: part {part} cannot be loaded ({why}); tasks that need it: {tasks}")
+        given = settings.models[name].memory
+        if given is not None and entry.least is not None and given < entry.least:
+            least = format_bytes(entry.least)
+            lines.append(f"{name}: memory is {format_bytes(given)}; for its largest task it takes about {least}")
+    return lines
 
 
 def _report(path: Path, budgets: dict[str, PoolBudget], rows: list[PlanRow], console: Console) -> None:
@@ -136,7 +155,11 @@ def _basis(row: PlanRow) -> str:
 
 
 def _as_json(
-    path: Path, budgets: dict[str, PoolBudget], entries: dict[str, ModelEntry], rows: list[PlanRow]
+    path: Path,
+    settings: Settings,
+    budgets: dict[str, PoolBudget],
+    entries: dict[str, ModelEntry],
+    rows: list[PlanRow],
 ) -> dict[str, object]:
     models = []
     for row in rows:
@@ -153,7 +176,13 @@ def _as_json(
                 "left": dict(row.left),
                 "capabilities": sorted(entry.capabilities),
                 "context": entry.context,
+                "tasks": sorted(entry.split.tasks) if entry.split is not None else None,
                 **facts,
             }
         )
-    return {"config": str(path), "budgets": [asdict(pool) for pool in budgets.values()], "models": models}
+    return {
+        "config": str(path),
+        "budgets": [asdict(pool) for pool in budgets.values()],
+        "models": models,
+        "remarks": remarks(settings, entries),
+    }

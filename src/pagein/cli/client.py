@@ -19,6 +19,7 @@ from pagein.cli.decode import (
     allowance_of,
     decision_of,
     error_of,
+    parts_of,
     plan_of,
     reload_of,
     removed_of,
@@ -32,6 +33,7 @@ from pagein.cli.decode import (
     verified_of,
 )
 from pagein.errors import ConversationNotFound, DaemonUnreachable, ModelNotFound, PageinError, Unauthorized
+from pagein.gateway.parts_ports import PartsView
 from pagein.gateway.ports import Decision, ModelView, PlanView, ReloadView, RoomView, StatusView
 from pagein.gateway.snapshot_ports import Removed, SavedView, Verified
 from pagein.history import Thread
@@ -98,6 +100,15 @@ class Client:
         """Let a loaded model live with other bytes; returns how it stands and its worker's new plan, once it does."""
         wish: dict[str, object] = {"memory": count} | ({"pool": pool} if pool is not None else {})
         return allowance_of(await self.post(f"/api/models/{quote(model, safe='')}/allowance", wish))
+
+    async def parts(self, model: str) -> PartsView:
+        """Return the parts of a split model as they are now; loads nothing."""
+        return parts_of(await self._ask(f"/api/models/{quote(model, safe='')}/parts"))
+
+    async def act_on_parts(self, model: str, *path: str, **wish: object) -> PartsView:
+        """Have something done with a split model's parts (``backbone``, ``load``); returns how they are then."""
+        where = "/".join(quote(step, safe="") for step in (model, *path))
+        return parts_of(await self.post(f"/api/models/{where}", wish))
 
     async def reload(self) -> ReloadView:
         """Let the daemon read its configuration again; returns what changed."""
@@ -176,6 +187,10 @@ class Client:
     async def verify(self, snapshot: str | None) -> Verified:
         """Have a snapshot, or all, read through; takes as long as reading does."""
         return verified_of(await self.post("/api/state/verify", {"id": snapshot} if snapshot is not None else {}))
+
+    async def verify_blocks(self, model: str, after: str | None) -> Verified:
+        """Have KV blocks of a model read through for some seconds, from a place on."""
+        return verified_of(await self.post("/api/state/verify", {"blocks": model, "after": after}))
 
     async def collect_garbage(self, idle: float | None) -> Removed:
         """Have leftovers swept, and snapshots removed that are idle for longer."""

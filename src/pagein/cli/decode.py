@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from pagein.errors import DaemonUnreachable, PageinError
+from pagein.errors import DaemonUnreachable, PageinError, error_told
+from pagein.gateway.parts_ports import PartsView, PartView, TaskView, ThrashView
 from pagein.gateway.ports import (
     Decision,
     ModelView,
@@ -35,14 +35,31 @@ T = TypeVar("T")
 def status_of(body: Any) -> StatusView:
     """Read the answer of ``/api/status``."""
     pools = [_value(PoolView, pool) for pool in _list(body, "pools")]
-    models = [_value(ModelView, model) for model in _list(body, "models")]
+    models = [_model(model) for model in _list(body, "models")]
     rooms = rooms_of(body, "rooms") if "rooms" in body else []  # a daemon of an older version has none
     return _value(StatusView, {**body, "pools": pools, "models": models, "rooms": rooms})
 
 
 def allowance_of(body: Any) -> tuple[ModelView, list[str]]:
     """Read the answer of ``POST /api/models/{name}/allowance``: the model, and its plan in lines."""
-    return _value(ModelView, body), [str(line) for line in _list(body, "plan")]
+    return _model(body), [str(line) for line in _list(body, "plan")]
+
+
+def parts_of(body: Any) -> PartsView:
+    """Read the parts of a split model, as every path of its parts answers them."""
+    tasks, thrash = body.get("tasks") if isinstance(body, dict) else None, None
+    if not isinstance(tasks, dict):
+        raise stranger("the answer has no tasks")
+    if body.get("thrash") is not None:
+        thrash = _value(ThrashView, body["thrash"])
+    parts = [_value(PartView, part) for part in _list(body, "parts")]
+    read = {name: _value(TaskView, task) for name, task in tasks.items()}
+    return _value(PartsView, {**body, "tasks": read, "parts": parts, "thrash": thrash})
+
+
+def _model(body: Any) -> ModelView:
+    parts = body.get("parts") if isinstance(body, dict) else None
+    return _value(ModelView, body if parts is None else {**body, "parts": parts_of(parts)})
 
 
 def rooms_of(body: Any, key: str = "leases") -> list[RoomView]:
@@ -102,17 +119,7 @@ def error_of(body: Any, status: int) -> PageinError:
     """Read an error answer back as the class that its code names, with its message, hint and numbers."""
     given = body.get("error") if isinstance(body, dict) else None
     detail: dict[str, Any] = given if isinstance(given, dict) else {"message": str(given or f"HTTP status {status}")}
-    kind = next((k for k in _kinds(PageinError) if k.code == detail.get("code")), PageinError)
-    error = kind.__new__(kind)  # the message is complete already: the class's own constructor would build it anew
-    numbers = {k: v for k, v in detail.items() if k not in ("message", "hint", "self")}
-    PageinError.__init__(error, str(detail.get("message")), hint=detail.get("hint"), **numbers)
-    return error
-
-
-def _kinds(root: type[PageinError]) -> Iterator[type[PageinError]]:
-    for kind in root.__subclasses__():
-        yield kind
-        yield from _kinds(kind)
+    return error_told(detail)
 
 
 def _list(body: Any, key: str) -> list[Any]:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pagein.catalog.engines import find_llama_server, find_row, installed_version, known_engines
+from pagein.catalog.model import Format
 from pagein.cli.console import output, print_json, show
 from pagein.cli.doctor_kv import disk_finding, worker_findings
 from pagein.cli.options import Json
@@ -79,7 +80,7 @@ def _engine(name: str) -> Iterator[Finding]:
     if row is None:
         return
     topic = f"engine {name}"
-    formats = ", ".join(sorted(kind.value for kind in row.formats))
+    formats = ", ".join("split models" if kind is Format.SPLIT else kind.value for kind in sorted(row.formats))
     loads = f"loads {formats}" if formats else "runs any server that speaks HTTP by its command line"
     version = installed_version(row)
     server = find_llama_server({}) if name == "llama_cpp" else None

@@ -12,6 +12,7 @@ from pagein.cli.address import find_daemon
 from pagein.cli.client import Client, call
 from pagein.cli.console import output, print_json, show
 from pagein.cli.options import Json, ModelName, StateDir, Url
+from pagein.cli.parts_tables import parts_line, trouble_lines
 from pagein.cli.views import STATE_STYLE, decision_table, pool_bytes
 from pagein.errors import ModelNotFound
 from pagein.gateway.ports import Decision, ModelView
@@ -64,6 +65,8 @@ def _standing(view: ModelView) -> list[Text]:
     if view.need:
         need = pool_bytes(view.need).replace("\n", ", ")
         lines.append(Text(f"needs {need} ({view.need_source}): {view.need_explanation}"))
+    if view.parts is not None and view.parts.allowance is not None:
+        lines += [parts_line("parts", view.parts), *trouble_lines(view.parts)]
     if view.problem:
         lines.append(Text(f"problem: {view.problem}", "red"))
     return lines

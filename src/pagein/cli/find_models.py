@@ -11,6 +11,8 @@ from pathlib import Path
 from pagein.catalog.engines import BY_FORMAT, find_row
 from pagein.catalog.inspect import inspect
 from pagein.catalog.model import Format, ModelInfo
+from pagein.catalog.split.describe import is_unfinished
+from pagein.catalog.split.plan import PLAN_NAME
 from pagein.errors import BadModelFile
 from pagein.units import format_bytes
 
@@ -88,6 +90,9 @@ def _objection(info: ModelInfo) -> str | None:
 
 def _candidates(folder: Path, files: list[str]) -> Iterator[Path]:
     """Yield what may be a model in one folder: single files, or the folder where several files make one."""
+    if PLAN_NAME in files or is_unfinished(files):
+        yield folder  # a split model: its files are no models by themselves
+        return
     for name in files:
         is_model = name.lower().endswith(".gguf") and "mmproj" not in name.lower()
         if is_model and (not _LATER_PART.search(name) or _FIRST_PART.search(name)):

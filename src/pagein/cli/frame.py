@@ -18,6 +18,8 @@ _STATES = ("resident", "asleep", "loading", "draining", "releasing", "failed", "
 _DECISIONS = 12
 """Decisions in a frame that is not fitted to a screen."""
 _FEWEST_DECISIONS = 4
+_PARTS = (12, 6, 3, 0)
+"""Parts of a split model that are listed below it, from the most on."""
 
 
 def frame(
@@ -33,11 +35,16 @@ def frame(
     models = sorted(status.models, key=_rank)
     latest = collapse(decisions)[::-1]
     if lines is None:
-        return Group(*head, model_table(models, console.width), Text(), *decision_lines(latest[:_DECISIONS]))
+        table = model_table(models, console.width, max(_PARTS))
+        return Group(*head, table, Text(), *decision_lines(latest[:_DECISIONS]))
     room = lines - _height(Group(*head), console)
-    table = model_table(models, console.width)
     shown = len(models)
-    # Models first, those that hold memory at their head; the decisions get what is left, but never nothing.
+    # Models first, those that hold memory at their head, with as many of their parts as leave room for the others; the
+    # decisions get what is left, but never nothing.
+    for parts in _PARTS:
+        table = model_table(models, console.width, parts)
+        if _height(table, console) <= room - _FEWEST_DECISIONS - 3:
+            break
     while shown > 1 and _height(table, console) > room - _FEWEST_DECISIONS - 3:
         shown -= 1
         table = model_table(models[:shown], console.width)
@@ -55,14 +62,18 @@ def _height(content: RenderableType, console: Console) -> int:
 
 
 def collapse(decisions: Iterable[Decision]) -> list[Decision]:
-    """Merge runs of the same kind about the same model into their last one, with their number."""
+    """Merge runs of the same kind about the same model, or part of it, into their last one, with their number."""
     runs: list[tuple[Decision, int]] = []
     for decision in decisions:
-        if runs and (runs[-1][0].kind, runs[-1][0].model) == (decision.kind, decision.model):
+        if runs and _subject(runs[-1][0]) == _subject(decision):
             runs[-1] = (decision, runs[-1][1] + 1)
         else:
             runs.append((decision, 1))
     return [replace(d, reason=f"({count} times) {d.reason}") if count > 1 else d for d, count in runs]
+
+
+def _subject(decision: Decision) -> tuple[object, ...]:
+    return decision.kind, decision.model, decision.data.get("part"), decision.data.get("event")
 
 
 def _rank(model: ModelView) -> tuple[int, int, str]:

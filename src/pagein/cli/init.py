@@ -30,8 +30,8 @@ def init(
 ) -> None:
     """Write a starter configuration from the model files in a folder.
 
-    Looks a few folders deep for GGUF, ONNX, ORT, safetensors and CTranslate2 models and reads their headers. What
-    cannot be read is named with the reason.
+    Looks a few folders deep for GGUF, ONNX, ORT, safetensors and CTranslate2 models, and for split ones, and reads
+    their headers. What cannot be read is named with the reason.
     """
     if not folder.is_dir():
         raise BadUsage(f"there is no folder {str(folder)!r}")
@@ -88,6 +88,7 @@ def _as_json(found: Found) -> dict[str, object]:
         "architecture": info.architecture,
         "weight_bytes": info.weight_bytes,
         "parameters": info.parameters,
+        "tasks": sorted(info.split.tasks) if info.split is not None else None,
     }
 
 

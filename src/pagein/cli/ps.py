@@ -12,6 +12,7 @@ from pagein.cli.client import call
 from pagein.cli.console import output, print_json, show
 from pagein.cli.house import house_lines
 from pagein.cli.options import Json, StateDir, Url
+from pagein.cli.parts_tables import split_lines
 from pagein.cli.views import model_table, problem_lines
 
 
@@ -19,7 +20,8 @@ def ps(url: Url = None, state_dir: StateDir = None, json: Json = False) -> None:
     """List the models: state, bytes, use.
 
     HELD is what the ledger counts now, NEED what the next load reserves (~ when only estimated), USE the requests that
-    use it now + those that wait.
+    use it now + those that wait. Of a split model that is loaded a line says what of it is in memory; 'pagein parts'
+    lists all of it.
     """
     status = call(find_daemon(url, state_dir), lambda client: client.status())
     if json:
@@ -30,7 +32,7 @@ def ps(url: Url = None, state_dir: StateDir = None, json: Json = False) -> None:
         show(model_table(status.models, console.width), console)
     else:
         show(Text("no models are configured; add one to the configuration, or let 'pagein init' find some"), console)
-    for line in problem_lines(status.models):
+    for line in [*split_lines(status.models), *problem_lines(status.models)]:
         show(line, console)
     for pool in status.pools:
         show(Text(), console)

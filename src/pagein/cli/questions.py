@@ -30,7 +30,7 @@ def question(capability: Capability, model: str, given: Input, extra: Extra) -> 
             return {"model": model, "messages": messages, **_sampling(extra)}
         case Capability.COMPLETION:
             return {"model": model, "prompt": given.text, **_sampling(extra)}
-        case Capability.EMBEDDING:
+        case Capability.EMBEDDING | Capability.TEXT_CLASSIFICATION | Capability.TOKEN_CLASSIFICATION:
             return {"model": model, "input": given.text}
         case Capability.RERANK:
             if not extra.documents:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pagein.catalog.split.names import fold
 from pagein.cli.address import find_daemon
 from pagein.cli.answers import Streamed, show_answer
 from pagein.cli.client import Client, call
@@ -15,11 +16,19 @@ from pagein.cli.console import errors, print_json
 from pagein.cli.inputs import Input, Kind, read_input
 from pagein.cli.options import Json, ModelName, StateDir, Url
 from pagein.cli.questions import Extra, question
-from pagein.errors import BadUsage, CapabilityMissing, ModelNotFound
+from pagein.errors import BadUsage, CapabilityMissing, ModelNotFound, UnknownTask
+from pagein.gateway.ports import ModelView
 from pagein.protocol import PATHS, Capability
 
 _BY_KIND = {
-    Kind.TEXT: (Capability.CHAT, Capability.COMPLETION, Capability.EMBEDDING, Capability.RERANK),
+    Kind.TEXT: (
+        Capability.CHAT,
+        Capability.COMPLETION,
+        Capability.TEXT_CLASSIFICATION,
+        Capability.TOKEN_CLASSIFICATION,
+        Capability.EMBEDDING,
+        Capability.RERANK,
+    ),
     Kind.AUDIO: (Capability.TRANSCRIPTION,),
     Kind.IMAGE: (Capability.CLASSIFICATION, Capability.SALIENCY),
 }
@@ -72,8 +81,9 @@ def run(
 ) -> None:
     """Send a prompt, a recording or an image to a model and print its answer.
 
-    The input decides what is asked: text goes to chat (streamed), embedding or reranking, a recording to
-    transcription, an image to classification or saliency. The model is loaded if it is not there.
+    The input decides what is asked: text goes to chat (streamed), classification, embedding or reranking, a recording
+    to transcription, an image to classification or saliency. The model is loaded if it is not there. A task of a split
+    model is named behind it: assistant:summarise.
     """
     job = Job(model, read_input(given), wish, Extra(system, max_tokens, temperature, document or []), json)
     call(find_daemon(url, state_dir), lambda client: _answer(client, job))
@@ -108,12 +118,7 @@ async def _print_stream(client: Client, path: str, body: Any) -> None:
 
 async def _capability(client: Client, job: Job) -> Capability:
     """Choose what to ask for; raises ModelNotFound, CapabilityMissing and BadUsage."""
-    models = {model.name: model for model in (await client.status()).models}
-    if job.model not in models:
-        error = ModelNotFound(job.model, list(models))
-        error.hint = client.suggestion(job.model, models)
-        raise error
-    offered = models[job.model].capabilities
+    offered = _offered(job.model, (await client.status()).models)
     fitting = _BY_KIND[job.given.kind]
     if job.wish is not None and job.wish not in fitting:
         words = ", ".join(fitting)
@@ -125,3 +130,21 @@ async def _capability(client: Client, job: Job) -> Capability:
         if capability in offered:
             return capability
     raise CapabilityMissing(job.model, " or ".join(wanted), offered)
+
+
+def _offered(named: str, models: list[ModelView]) -> list[str]:
+    """Return what a model, or the task that is named behind it, can be asked for; raises ModelNotFound, UnknownTask."""
+    name, separator, task = named.partition(":")
+    found = next((model for model in models if model.name == name), None)
+    if found is None or (separator and found.parts is None):
+        known = [model.name for model in models]
+        error = ModelNotFound(named, known)
+        error.hint = Client.suggestion(name, known) if found is None else f"{name!r} is not split: it has no tasks"
+        raise error
+    if found.parts is None or not separator:
+        return found.capabilities
+    tasks = found.parts.tasks
+    folded = fold(task)
+    if folded is None or folded not in tasks:
+        raise UnknownTask(task, list(tasks))
+    return tasks[folded].capabilities

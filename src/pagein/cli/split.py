@@ -18,23 +18,26 @@ class Verb(StrEnum):
     ANALYZE = "analyze"
     APPLY = "apply"
     CHECK = "check"
+    COMPARE = "compare"
+    SIGN = "sign"
 
 
 Action = Annotated[
     Verb,
     typer.Argument(
-        metavar="analyze|apply|check",
-        help="Find the parts of a model; write the split; read every byte of a split and compare it.",
+        metavar="analyze|apply|check|compare|sign",
+        help="Find the parts of a model; write the split; read every byte of it; measure its precisions; sign it.",
     ),
 ]
 Target = Annotated[
     Path,
     typer.Argument(
-        metavar="FOLDER", help="analyze: a model; apply: what analyze wrote; check: a folder with a split_plan.json."
+        metavar="FOLDER",
+        help="analyze: a model; apply: what analyze wrote; the others: a folder with a split_plan.json.",
     ),
 ]
 Tasks = Annotated[
-    Path | None, typer.Option("--tasks", metavar="FILE", help="analyze: the tasks with sample calls (YAML).")
+    Path | None, typer.Option("--tasks", metavar="FILE", help="analyze, compare: the tasks with sample calls (YAML).")
 ]
 Out = Annotated[
     Path | None,
@@ -44,7 +47,19 @@ Out = Annotated[
 ]
 Precision = Annotated[
     list[str] | None,
-    typer.Option("--precision", metavar="bf16|fp16|fp32", help="apply: a file in this precision, too; repeatable."),
+    typer.Option(
+        "--precision",
+        metavar="bf16|fp16|fp32|int8|int4",
+        help="apply: a file in this precision, too; compare: this one, by default all; repeatable.",
+    ),
+]
+SigningKey = Annotated[
+    Path | None,
+    typer.Option("--key", metavar="KEY.pem", help="sign: the private key's file; a passphrase is asked for."),
+]
+Trusted = Annotated[
+    Path | None,
+    typer.Option("--trust", metavar="PUBLIC.pem", help="check: refuse what this key did not sign."),
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="apply: say what would be written and whether it fits; write nothing.")
@@ -62,6 +77,8 @@ def split(
     precision: Precision = None,
     dry_run: DryRun = False,
     png: Png = None,
+    key: SigningKey = None,
+    trust: Trusted = None,
     json: Json = False,
 ) -> None:
     """Split a model by its capabilities, and look after what was split.
@@ -69,10 +86,11 @@ def split(
     analyze runs each task's sample calls, prints which tensors they use, finds the parts, and proves them: every task
     gives the same bits with everything else out of memory. Several models fine-tuned from one backbone share what is
     bit-identical. apply writes a file for each part, the plan last. check compares every file with the plan, loads
-    nothing, lists what ended runs left, and ends with 3 when a file would be refused. analyze and apply need
-    pagein[torch].
+    nothing, lists what ended runs left, and ends with 3 when a file would be refused. compare runs the sample calls in
+    each precision and prints how far logits and vectors are from those as stored. sign writes model.sig beside the
+    plan, as OpenSSF Model Signing does. analyze, apply and compare need pagein[torch], signatures pagein[sign].
     """
-    _refuse_others(verb, tasks=tasks, out=out, precision=precision, dry_run=dry_run, png=png)
+    _refuse_others(verb, tasks=tasks, out=out, precision=precision, dry_run=dry_run, png=png, key=key, trust=trust)
     match verb:
         case Verb.ANALYZE:
             from pagein.cli.split_analyze import run_analyze
@@ -87,13 +105,27 @@ def split(
         case Verb.CHECK:
             from pagein.cli.split_check import run_check
 
-            run_check(target, json)
+            run_check(target, json, trust)
+        case Verb.COMPARE:
+            from pagein.cli.split_compare import run_compare
+
+            if tasks is None:
+                raise BadUsage("compare needs --tasks FILE, with the sample calls")
+            run_compare(target, tasks, precision or [], json)
+        case Verb.SIGN:
+            from pagein.cli.split_sign import run_sign
+
+            if key is None:
+                raise BadUsage("sign needs --key KEY.pem")
+            run_sign(target, key, json)
 
 
 _OPTIONS = {
     Verb.ANALYZE: {"tasks", "out", "png"},
     Verb.APPLY: {"out", "precision", "dry_run"},
-    Verb.CHECK: set[str](),
+    Verb.CHECK: {"trust"},
+    Verb.COMPARE: {"tasks", "precision"},
+    Verb.SIGN: {"key"},
 }
 
 

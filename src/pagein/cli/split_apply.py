@@ -17,7 +17,7 @@ from pagein.parts.analysis import read_analysis
 from pagein.units import format_bytes
 
 MODULE = "pagein.parts.apply"
-PRECISIONS = ("bf16", "fp16", "fp32")
+PRECISIONS = ("bf16", "fp16", "fp32", "int8", "int4")
 
 
 def run_apply(analysis: Path, out: Path | None, precisions: Sequence[str], dry_run: bool, json: bool) -> None:

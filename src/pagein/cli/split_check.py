@@ -7,15 +7,15 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from pagein.cli.console import print_json, show
+from pagein.cli.console import print_json, printable, show
 from pagein.errors import PartRefused
-from pagein.parts.check import FileCheck, SplitCheck, check_split
+from pagein.parts.check import FileCheck, SplitCheck, Vouch, check_split
 from pagein.units import format_bytes
 
 
-def run_check(folder: Path, json: bool) -> None:
+def run_check(folder: Path, json: bool, trust: Path | None = None) -> None:
     """Print what was found; raises PlanRefused, and PartRefused where any file would be refused."""
-    found = check_split(folder)
+    found = check_split(folder, vouch=_vouch(trust))
     if json:
         print_json(_as_json(found))
     else:
@@ -23,7 +23,7 @@ def run_check(folder: Path, json: bool) -> None:
         show(Text())
         show(_summary(folder, found))
         if found.leftovers:
-            show(Text(f"left over, read by nothing: {', '.join(found.leftovers)}", "yellow"))
+            show(Text(printable(f"left over, read by nothing: {', '.join(found.leftovers)}"), "yellow"))
     if found.faults:
         first = found.faults[0]
         count = f"{len(found.faults)} of {len(found.files)} files would be refused; the first"
@@ -32,6 +32,14 @@ def run_check(folder: Path, json: bool) -> None:
             f"{first.fault} ({count})",
             hint="make the split again into the same folder: sound files are kept",
         )
+
+
+def _vouch(trust: Path | None) -> Vouch | None:
+    if trust is None:
+        return None
+    from pagein.parts.signing import Trust
+
+    return Trust(trust).vouch
 
 
 def _table(found: SplitCheck) -> Table:

@@ -21,6 +21,7 @@ _HEAD = """\
 
 """
 _PLAIN = re.compile(r"^[A-Za-z0-9./][A-Za-z0-9._/+-]*$")
+_TASKS_SHOWN = 8
 _NUMBER = re.compile(r"^[\d.eE+-]+$")
 
 
@@ -47,6 +48,10 @@ def _facts(info: ModelInfo) -> str:
     facts = [info.format.value, info.architecture or "", format_bytes(info.weight_bytes)]
     if info.parameters is not None:
         facts.append(f"{info.parameters / 1e6:.3g} M parameters")
+    if info.split is not None:
+        served = [name for name, task in sorted(info.split.tasks.items()) if task.capabilities]
+        more = ["…"] if len(served) > _TASKS_SHOWN else []
+        facts.append(f"tasks {' '.join([*served[:_TASKS_SHOWN], *more])}" if served else "no task that is served")
     return ", ".join(" ".join(fact.split()) for fact in facts if fact)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import sys
 from contextlib import suppress
@@ -20,12 +19,11 @@ from pagein.cli.client import Client, call
 from pagein.cli.console import print_json, show
 from pagein.cli.options import Json, StateDir, Url
 from pagein.cli.state_tables import blocks_line, reuse_line, snapshot_table, thread_table, usage_line
-from pagein.errors import BadUsage, ConversationNotFound, SnapshotDamaged, SnapshotNotFound
-from pagein.gateway.snapshot_ports import Removed, SavedView, Verified
+from pagein.cli.state_verify import SNAPSHOT, verify
+from pagein.errors import BadUsage, ConversationNotFound
+from pagein.gateway.snapshot_ports import Removed, SavedView
 from pagein.history import Thread
 from pagein.units import format_bytes, parse_duration
-
-_SNAPSHOT = re.compile(r"[0-9a-f]{24}")
 
 
 class Verb(StrEnum):
@@ -42,7 +40,7 @@ Action = Annotated[
     Verb,
     typer.Argument(
         metavar="ls|rm|export|verify|gc",
-        help="List; delete; export conversations as lines of JSON; read snapshots through; remove old snapshots.",
+        help="List; delete; export conversations as lines of JSON; read what is kept through; remove old snapshots.",
     ),
 ]
 Names = Annotated[
@@ -74,8 +72,9 @@ def state(
     (what a model computed of them, so that the next turn need not); KV blocks are the same for the engine transformers,
     which go with their conversation, with gc and with rm --all. What is deleted is gone.
 
-    An export without a name has all conversations. verify without a name reads every snapshot, moves damaged ones
-    aside and then fails. gc without --idle removes what was not used for `state.retain`.
+    An export without a name has all conversations. verify without a name reads every snapshot and every KV block, moves
+    damaged snapshots aside, drops damaged blocks, and then fails. gc without --idle removes what was not used
+    for `state.retain`.
     """
     daemon, given = find_daemon(url, state_dir), names or []
     _refuse_strays(verb, output, everything, idle)
@@ -87,7 +86,7 @@ def state(
         case Verb.EXPORT:
             _export(daemon, given, output)
         case Verb.VERIFY:
-            _verify(daemon, given, json)
+            verify(daemon, given, json)
         case Verb.GC:
             _collect(daemon, given, idle, json)
 
@@ -149,7 +148,7 @@ async def _remove_named(client: Client, names: list[str]) -> None:
         try:
             await client.forget(name)
         except ConversationNotFound:
-            if not _SNAPSHOT.fullmatch(name):
+            if not SNAPSHOT.fullmatch(name):
                 raise
             await client.forget_snapshot(name)
 
@@ -204,32 +203,7 @@ async def _write(client: Client, names: list[str], target: BinaryIO) -> None:
     target.flush()
 
 
-# ── verify, gc ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def _verify(daemon: Daemon, names: list[str], json: bool) -> None:
-    for name in names:
-        if not _SNAPSHOT.fullmatch(name):
-            raise SnapshotNotFound(name)
-
-    async def ask(client: Client) -> list[Verified]:
-        wanted: list[str | None] = [*names] or [None]
-        return [await client.verify(name) for name in wanted]
-
-    found = call(daemon, ask)
-    faults = [fault for one in found for fault in one.faults]
-    checked, size = sum(one.checked for one in found), sum(one.bytes for one in found)
-    if json:
-        print_json(asdict(Verified(checked, size, faults)))
-    else:
-        for fault in faults:
-            show(Text(f"{fault.id}: {fault.reason}", "red"))
-        show(Text(f"read {_told(Removed(checked, size))}, {len(faults)} with a fault"))
-    if faults:
-        raise SnapshotDamaged(
-            f"{len(faults)} of {checked} snapshots cannot be used",
-            hint="what is damaged was moved aside, and its conversation is computed anew; check the disk",
-        )
+# ── gc ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _collect(daemon: Daemon, names: list[str], idle: str | None, json: bool) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
+from pagein.gateway.parts_ports import PartView
 from pagein.gateway.ports import Decision, ModelView
 from pagein.units import format_bytes, format_duration
 
@@ -18,6 +19,14 @@ STATE_STYLE = {
     "draining": "magenta",
     "releasing": "magenta",
     "failed": "red",
+    "absent": "bright_black",
+}
+PART_STYLE = {
+    "hot": "green",
+    "loading": "yellow",
+    "draining": "magenta",
+    "failed": "red",
+    "cold": "bright_black",
     "absent": "bright_black",
 }
 KIND_STYLE = {
@@ -32,6 +41,7 @@ KIND_STYLE = {
     "lease_end": "cyan",
     "deny": "red",
     "reload": "yellow",
+    "part": "blue",
     "state": "blue",
     "freed": "magenta",
     "refuse": "red",
@@ -47,8 +57,8 @@ _WIDE = 110
 _WIDEST = 160
 
 
-def model_table(models: Iterable[ModelView], width: int) -> Table:
-    """List models by state and bytes."""
+def model_table(models: Iterable[ModelView], width: int, parts: int = 0) -> Table:
+    """List models by state and bytes, and below each split one so many of its parts that are in memory."""
     wide = width >= _WIDE
     table = _table()
     models = list(models)
@@ -69,6 +79,8 @@ def model_table(models: Iterable[ModelView], width: int) -> Table:
         table.add_column("DOES", overflow="fold")
     for model in models:
         table.add_row(*_model_row(model, wide))
+        for row in _part_rows(model, wide, parts):
+            table.add_row(*row)
     return table
 
 
@@ -85,6 +97,30 @@ def _model_row(model: ModelView, wide: bool) -> list[str | Text]:
     does = ", ".join(model.capabilities)
     tail: list[str | Text] = [use, idle, keep, model.engine, does]
     return [Text(model.name, "bold"), state, pool_bytes(model.held), need, model.need_source, peak, *tail]
+
+
+def _part_rows(model: ModelView, wide: bool, most: int) -> list[list[str | Text]]:
+    """The parts of a split model that are in memory or on their way, the largest first; the rest as a number."""
+    if model.parts is None or not most:
+        return []
+    moving = [part for part in model.parts.parts if part.state not in ("cold", "absent")]
+    moving.sort(key=lambda part: (-part.bytes, part.name))
+    rows = [_part_row(part, wide) for part in moving[:most]]
+    if len(moving) > most:
+        more: list[str | Text] = [Text(f"  … and {len(moving) - most} more", "bright_black")]
+        rows.append([*more, *[""] * (10 if wide else 6)])
+    return rows
+
+
+def _part_row(part: PartView, wide: bool) -> list[str | Text]:
+    name, state = Text(f"  {part.name}"), Text(part.state, PART_STYLE.get(part.state, ""))
+    held = format_bytes(part.bytes) if part.bytes else "-"
+    idle = "-" if part.idle_seconds is None else short_duration(part.idle_seconds)
+    tail: list[str | Text] = [str(part.leases or "-"), idle, "pinned" if part.pinned else part.role]
+    size = format_bytes(part.file_bytes)
+    if not wide:
+        return [name, state, held, size, *tail]
+    return [name, state, held, size, part.precision or "-", "-", *tail, "", ", ".join(part.tasks)]
 
 
 def pool_bytes(sizes: dict[str, int]) -> str:

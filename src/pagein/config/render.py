@@ -38,11 +38,17 @@ _EXAMPLE_MODELS = """
     command: my-embedding-server --port ${port}
     capabilities: [embedding]
     memory: 600MiB
+
+  # A split model (`pagein split apply`): a request for `assistant:summarise` brings in what that task needs, and
+  # nothing of the other tasks. What it keeps within is `memory`.
+  assistant:
+    model: models/assistant-split
+    memory: 1500MiB
 """
 
 
 def render_example() -> str:
-    """Return the text of ``pagein.example.yaml``: every key, commented, and three models."""
+    """Return the text of ``pagein.example.yaml``: every key, commented, and four models."""
     return "\n".join([_EXAMPLE_HEAD, *_example_keys(Settings, ""), _EXAMPLE_MODELS])
 
 

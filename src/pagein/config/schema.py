@@ -55,10 +55,12 @@ DEFAULT_TIMEOUTS: dict[str, float] = {
     "transcription": 120.0,
     "classification": 30.0,
     "saliency": 30.0,
+    "text-classification": 30.0,
+    "token-classification": 30.0,
 }
 """Seconds that a worker may be silent during a request, by capability; the keys are the values of `Capability`."""
 
-DEFAULT_PARALLEL: dict[str, int] = {"llama_cpp": 1, "whisper": 1, "transformers": 2}
+DEFAULT_PARALLEL: dict[str, int] = {"llama_cpp": 1, "whisper": 1, "transformers": 2, "parts": 2}
 """Requests that a worker holds at once, by engine: those that keep state per request count each of them in memory."""
 OTHER_PARALLEL = 4
 """The same for every other engine."""
@@ -107,8 +109,8 @@ class Model(Section):
     engine: str | None = Field(
         None,
         min_length=1,
-        description="What computes: `llama_cpp`, `onnx`, `whisper`, `transformers`, `command`, or an engine of another "
-        "package.",
+        description="What computes: `llama_cpp`, `onnx`, `whisper`, `transformers`, `parts`, `command`, or an engine "
+        "of another package.",
         examples=["llama_cpp"],
         json_schema_extra={"absent": "told from the file's own header"},
     )
@@ -142,11 +144,12 @@ class Model(Section):
     memory: Size | None = Field(
         None,
         gt=0,
-        description="Declared need of the whole worker, used until a peak was measured. With `transformers` what the "
-        "worker keeps within: weights beyond it are streamed from the disk.",
+        description="Declared need of the whole worker, used until a peak was measured. With `transformers` and "
+        "`parts` what the worker keeps within: weights beyond it are streamed from the disk, idle parts leave.",
         examples=["600MiB"],
         json_schema_extra={
-            "absent": "estimated from the file's header; `transformers`: all of it, or half of what the budget can give"
+            "absent": "estimated from the file's header; `transformers`, `parts`: all of it, or half of what the "
+            "budget can give"
         },
     )
     device: Device = Field(

@@ -15,9 +15,9 @@ from typing import Any
 
 from pagein.catalog.model import ModelEntry
 from pagein.daemon.block_worker import ask
-from pagein.daemon.idle_store import Busy, Left, bytes_of, forget_in, thin_out
+from pagein.daemon.idle_store import Busy, Left, bytes_of, check, forget_in, thin_out
 from pagein.daemon.kept import Counters
-from pagein.errors import PageinError
+from pagein.errors import ModelNotFound, PageinError
 from pagein.gateway.ports import Prepared
 from pagein.gateway.snapshot_ports import BlocksView
 from pagein.history import Gone, TurnOf
@@ -176,6 +176,18 @@ class BlockStores:
             except (Busy, PageinError, ValueError, TypeError) as error:
                 _log.warning("%s: its blocks were not thinned out: %s", name, error)
         return total
+
+    async def check(self, name: str, after: str | None) -> dict[str, Any]:
+        """Read a part of a store through (`protocol.KV_PATH`), by its worker where one lives.
+
+        Raises ModelNotFound where there is no such store, Busy, PageinError and OSError where it cannot be read now,
+        and ValueError for a place that is none.
+        """
+        if name not in self._names():
+            raise ModelNotFound(name, self._names())
+        if (endpoint := self._live.get(name)) is not None:
+            return await ask(endpoint, {"check": after or ""}, ASK_WAIT)
+        return await asyncio.to_thread(check, self._root / name, after)
 
     # ── questions ───────────────────────────────────────────────────────────────────────────────
 

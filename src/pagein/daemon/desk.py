@@ -14,7 +14,10 @@ from pagein.daemon.fleet import Fleet
 from pagein.daemon.inbox import Inbox
 from pagein.daemon.journal import Journal
 from pagein.daemon.keeper import Keeper
+from pagein.daemon.parts_desk import SplitDesk
+from pagein.daemon.parts_watch import PartsWatch
 from pagein.daemon.reload import Reloader
+from pagein.daemon.rollouts import Rollouts
 from pagein.daemon.rooms import Rooms
 from pagein.daemon.roster import Roster
 from pagein.daemon.saved import Saved
@@ -79,12 +82,15 @@ class DaemonDesk:
         journal: Journal,
         view: View,
         rooms: Rooms,
+        parts: PartsWatch,
+        rollouts: Rollouts,
         reloader: Reloader | None = None,
         keeper: Keeper | None = None,
     ) -> None:
         self._roster, self._rooms, self._reloader, self._keeper = roster, rooms, reloader, keeper
-        self._inbox, self._fleet, self._journal, self._view = inbox, fleet, journal, view
+        self._inbox, self._fleet, self._journal, self._view, self._parts = inbox, fleet, journal, view, parts
         self.snapshots = Saved(keeper, roster) if keeper is not None else None
+        self.split = SplitDesk(roster, inbox, fleet, parts, rollouts, self.load)
         self._ids = itertools.count(1)
         self._tickets: dict[int, _Ticket] = {}
         self._loads: _Watchers = {}
@@ -250,6 +256,7 @@ class DaemonDesk:
             if model not in self._loads:
                 self._inbox.post(ev.LoadUnwanted(model))
             raise
+        await self._parts.look_again(model)
 
     async def unload(self, model: str) -> None:
         """Unload and wait until its memory is back; see `Desk.unload`."""
@@ -266,7 +273,9 @@ class DaemonDesk:
         self._model(model)
         if model in self._resizes:
             raise InUse(f"the allowance of {model!r} is being changed already", model=model)
-        return await self._bounded(self._resizes, model, ev.ResizeWanted(model, count, pool))
+        plan = await self._bounded(self._resizes, model, ev.ResizeWanted(model, count, pool))
+        await self._parts.look_again(model)
+        return plan
 
     def set_pin(self, model: str, pinned: bool) -> None:
         """Pin or unpin."""
@@ -326,10 +335,17 @@ class DaemonDesk:
         return list(self._inbox.scheduler.state.models)
 
     def capabilities(self, model: str) -> frozenset[Capability]:
-        """What a model offers; once it was loaded, what its worker said."""
+        """What a model offers; once it was loaded, what its worker said. See `Desk.capabilities`."""
         self._model(model)
-        ready = self._fleet.last_ready(model)
-        return frozenset(ready.capabilities) if ready is not None else self._roster.entries[model].capabilities
+        split, ready = self._parts.capabilities(model), self._fleet.last_ready(model)
+        if split is not None:
+            return split
+        if ready is not None:
+            return frozenset(ready.capabilities)
+        entry = self._roster.entries[model]
+        if not entry.capabilities and entry.problem is not None:
+            raise LoadFailed(f"model {model!r} cannot be served: {entry.problem}")
+        return entry.capabilities
 
     def status(self) -> StatusView:
         """Everything at this moment."""

@@ -15,6 +15,7 @@ from pagein.daemon.keeper import Keeper
 from pagein.daemon.logs import ModelLogs
 from pagein.daemon.meter import Meter
 from pagein.daemon.resizer import resize
+from pagein.daemon.rollouts import Rollouts
 from pagein.daemon.roster import Roster
 from pagein.daemon.sleeper import SleepFailed, put_to_sleep, tell_to_wake
 from pagein.daemon.specs import Specs
@@ -44,11 +45,13 @@ class Fleet:
         limiter: Limiter,
         registry: Registry | None = None,
         keeper: Keeper | None = None,
+        rollouts: Rollouts | None = None,
     ) -> None:
         self._roster, self._inbox, self._meter = roster, inbox, meter
         self._spare, self._limiter, self._registry = spare, limiter, registry
         self._keeper = keeper
-        self._crew, self._logs, self._specs = Crew(), ModelLogs(roster), Specs(roster, run_dir, keeper)
+        self._crew, self._logs = Crew(), ModelLogs(roster)
+        self._specs = Specs(roster, run_dir, keeper, rollouts)
         self._endings = Endings(self._crew, roster, inbox, meter, self._logs, keeper)
 
     # ── actions ─────────────────────────────────────────────────────────────────────────────────
@@ -100,7 +103,8 @@ class Fleet:
         try:
             spec, environ = self._specs.of(name, action.allowance)
             child = await Child.start(
-                spec,
+                self._specs.with_rollout(spec),
+                configured=spec,
                 environ=environ,
                 log=self._logs.of(name),
                 on_spawn=lambda pid: self._confine(name, pid, worker),

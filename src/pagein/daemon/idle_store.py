@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pagein.errors import PageinError, StoreInUse
+from pagein.errors import PageinError, StateBroken, StoreInUse
 from pagein.history import Gone, is_id
 
 if TYPE_CHECKING:
@@ -76,6 +76,29 @@ def thin_out(folder: Path, cap: int, idle: float | None) -> Left:
     if idle is None:
         shutil.rmtree(folder, ignore_errors=True)
     return Left(count, max(before - bytes_of(folder), 0))
+
+
+def check(folder: Path, after: str | None) -> dict[str, Any]:
+    """Read a part of a store through (`protocol.KV_PATH`); raises Busy, PageinError, OSError, and ValueError.
+
+    A part at a time, so that a worker that begins meanwhile finds it free. Nothing is removed but what is damaged.
+    """
+    try:
+        from pagein.kv.disk.checking import Checked  # needs an extra that the daemon can do without
+        from pagein.kv.disk.checking import check as check_store
+        from pagein.kv.disk.store import BlockStore
+
+        store = BlockStore.look(folder) if folder.is_dir() else None
+        if store is None:
+            return Checked(0, 0, (), 0, None).told()
+        try:
+            return check_store(store, after).told()
+        finally:
+            store.close()
+    except StoreInUse as error:
+        raise Busy(error.message) from error
+    except ImportError as error:
+        raise StateBroken(f"what reads the blocks is not installed: {error}") from error
 
 
 @contextmanager

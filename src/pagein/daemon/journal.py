@@ -32,10 +32,10 @@ from pagein.scheduler.actions import (
 
 _log = logging.getLogger("pagein.decisions")
 
-DRAWERS = {"grant": "traffic", "wait": "traffic", "state": "traffic", "refuse": "refusals"}
+DRAWERS = {"grant": "traffic", "wait": "traffic", "state": "traffic", "refuse": "refusals", "part": "parts"}
 """Kinds that are kept apart from the rest, so that traffic does not push out loads and evictions."""
 
-KEPT = {"": 50, "traffic": 20, "refusals": 20}
+KEPT = {"": 50, "traffic": 20, "refusals": 20, "parts": 50}
 """Decisions kept per model and drawer; each takes a few hundred bytes."""
 
 SUBSCRIBER_BACKLOG = 1000

@@ -22,6 +22,7 @@ from pagein.gateway.ports import ReloadView
 from pagein.memory.budget import PoolBudget, resolve_budgets
 from pagein.memory.probes.host import read_machine
 from pagein.memory.snapshot import MachineSnapshot
+from pagein.residency.lifecycle import State
 from pagein.scheduler import events as ev
 from pagein.scheduler.state import ModelState
 
@@ -65,9 +66,11 @@ class Reloader:
             budgets = resolve_budgets(machine, fresh.budget)
             old = self._roster.settings
             changed = {n for n, model in fresh.models.items() if old.models.get(n) != model or self._is_broken(n)}
-            resolved = await asyncio.to_thread(self._resolve, fresh, changed, machine)
-            entries = self._allot(fresh, resolved, budgets)
-            view = _compare(old, fresh)
+            away = {name for name in fresh.models if name not in changed and self._is_away_and_split(name)}
+            resolved = await asyncio.to_thread(self._resolve, fresh, changed | away, machine)
+            split_anew = {name for name in away if resolved[name].split != self._roster.entries[name].split}
+            entries = self._allot(fresh, {n: e for n, e in resolved.items() if n in changed | split_anew}, budgets)
+            view = _compare(old, fresh, split_anew)
             self._apply(fresh, entries, budgets)
         _log.info("reloaded: %s", describe(view))
         return view
@@ -76,6 +79,12 @@ class Reloader:
         """A model that could not be served is looked at again: its file may be there now."""
         entry = self._roster.entries.get(name)
         return entry is not None and entry.problem is not None
+
+    def _is_away_and_split(self, name: str) -> bool:
+        """A split model that is not loaded: its plan may be another one now. A loaded one is told to `refresh`."""
+        entry = self._roster.entries.get(name)
+        state = self._inbox.scheduler.state.models[name].state if entry is not None else None
+        return entry is not None and entry.split is not None and state in (State.ABSENT, State.FAILED)
 
     def _resolve(self, fresh: Settings, names: set[str], machine: MachineSnapshot) -> dict[str, ModelEntry]:
         return {name: resolve(name, fresh.models[name], machine, self._peaks) for name in sorted(names)}
@@ -137,16 +146,17 @@ def describe(view: ReloadView) -> str:
     return "; ".join(parts) or "nothing changed"
 
 
-def _compare(old: Settings, fresh: Settings) -> ReloadView:
+def _compare(old: Settings, fresh: Settings, anew: set[str]) -> ReloadView:
+    """``anew`` are models whose files changed, and not their settings."""
     known, now = old.models, fresh.models
     before, after = _flat(old), _flat(fresh)
     keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
     late = [key for key in keys if key.startswith(AT_START_ONLY)]
     return ReloadView(
         added=[name for name in now if name not in known],
-        changed=[name for name in now if name in known and known[name] != now[name]],
+        changed=[name for name in now if name in known and (known[name] != now[name] or name in anew)],
         removed=[name for name in known if name not in now],
-        unchanged=[name for name in now if known.get(name) == now[name]],
+        unchanged=[name for name in now if known.get(name) == now[name] and name not in anew],
         settings=[key for key in keys if key not in late],
         needs_restart=late,
     )

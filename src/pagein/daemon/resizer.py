@@ -6,7 +6,7 @@ import aiohttp
 
 from pagein.daemon.meter import Meter
 from pagein.daemon.worker import Worker
-from pagein.errors import DoesNotFit, InUse, LoadFailed, PageinError
+from pagein.errors import DoesNotFit, InUse, LoadFailed, PageinError, PartTooLarge, error_told
 from pagein.protocol import ALLOWANCE_PATH, Endpoint
 from pagein.scheduler import events as ev
 from pagein.scheduler.actions import Resize
@@ -68,10 +68,9 @@ def _plan(body: object) -> tuple[str, ...]:
 
 
 def _refusal(model: str, body: object) -> PageinError:
-    """The worker's own error, with its numbers."""
-    error = body.get("error") if isinstance(body, dict) else None
-    error = error if isinstance(error, dict) else {}
-    need, memory, parts = error.get("need_bytes"), error.get("memory_bytes"), error.get("parts")
-    if error.get("code") == DoesNotFit.code and isinstance(need, int) and isinstance(memory, int):
-        return DoesNotFit(need, memory, parts if isinstance(parts, dict) else {}, str(error.get("hint") or ""))
-    return LoadFailed(f"{model!r} keeps its allowance: {error.get('message', 'the worker refused')}")
+    """The worker's own error, with its numbers, where it says that it cannot do with so few bytes, or not just now."""
+    told = body.get("error") if isinstance(body, dict) else None
+    error = error_told(told) if isinstance(told, dict) else None
+    if isinstance(error, DoesNotFit | PartTooLarge | InUse):
+        return error
+    return LoadFailed(f"{model!r} keeps its allowance: {error.message if error is not None else 'the worker refused'}")

@@ -26,7 +26,9 @@ from pagein.daemon.journal import Journal
 from pagein.daemon.keeper import Keeper
 from pagein.daemon.meter import Meter
 from pagein.daemon.notify import ServiceManager
+from pagein.daemon.parts_watch import PartsWatch
 from pagein.daemon.reload import Reloader, describe
+from pagein.daemon.rollouts import Rollouts
 from pagein.daemon.rooms import Rooms
 from pagein.daemon.roster import Roster
 from pagein.daemon.states import limits, model_state, watched_pools
@@ -137,14 +139,15 @@ class Daemon:
         roster = self._roster = Roster(settings, entries)
         self._spare = Spare(worker_environment(WorkerSpec("", "", "", ""), {}), registry)
         self._meter = Meter(entries, self.inbox, peaks, settings.scheduler.sample_every, self._spare)
-        self._fleet = Fleet(roster, self.inbox, self._meter, house.run_dir, self._spare, limiter, registry, keeper)
-        self._view = View(roster, budgets, self.inbox, self._meter, self._fleet, limiter.describe())
+        rollouts, outside = Rollouts(roster), (self._spare, limiter, registry)
+        self._fleet = Fleet(roster, self.inbox, self._meter, house.run_dir, *outside, keeper, rollouts)
+        self._parts = PartsWatch(roster, self._fleet, self.journal, rollouts)
+        self._view = View(roster, budgets, self.inbox, self._meter, self._fleet, limiter.describe(), self._parts)
         self._rooms = Rooms(self.inbox, self._meter)
         self._reloader = Reloader(reread, roster, self.inbox, budgets, peaks, watched) if reread is not None else None
-        self.desk = DaemonDesk(
-            roster, self.inbox, self._fleet, self.journal, self._view, self._rooms, self._reloader, keeper
-        )
-        for listener in (roster, self.journal, self.desk, self._rooms, self._fleet):
+        shown = self.journal, self._view, self._rooms, self._parts
+        self.desk = DaemonDesk(roster, self.inbox, self._fleet, *shown, rollouts, self._reloader, keeper)
+        for listener in (roster, self.journal, self.desk, self._rooms, self._fleet, self._parts):
             self.inbox.add_listener(listener)
         self._manager = ServiceManager()
         self._reloading: set[asyncio.Task[None]] = set()
@@ -166,7 +169,7 @@ class Daemon:
         await self._meter.sample()  # no load is decided before it is known what the machine has
         runner = make_runner(make_app(self.desk, self._settings.server, __version__, self._sessions))
         await runner.setup()
-        works = (self._meter.run(), self._manager.keep_alive(), give_back_for_ever())
+        works = (self._meter.run(), self._parts.run(), self._manager.keep_alive(), give_back_for_ever())
         background = [asyncio.create_task(work) for work in works]
         if self._keeper is not None:
             background.append(asyncio.create_task(self._keeper.look_after(self._settings.state.retain)))

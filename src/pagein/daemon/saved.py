@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from pagein.daemon.idle_store import Busy
 from pagein.daemon.keeper import Keeper
 from pagein.daemon.roster import Roster
-from pagein.errors import SnapshotNotFound
+from pagein.errors import ModelNotFound, PageinError, SnapshotNotFound
 from pagein.gateway.snapshot_ports import (
     BlocksView,
     Fault,
@@ -84,6 +85,17 @@ class Saved:
             if miss is not None:
                 faults.append(Fault(entry.id, miss.kind.value, miss.reason))
         return Verified(len(checked), sum(entry.bytes for entry in checked), faults)
+
+    async def verify_blocks(self, model: str, after: str | None) -> Verified:
+        """Read a part of a model's KV blocks through; what cannot be read now is a fault that says why."""
+        try:
+            told = await self._keeper.blocks.check(model, after)
+            faults = [Fault(f"{model}/{block}", MissKind.DAMAGED.value, reason) for block, reason in told["faults"]]
+            return Verified(told["checked"], told["bytes"], faults, told["left"], told["next"])
+        except ModelNotFound:
+            raise
+        except (Busy, PageinError, OSError) as error:
+            return Verified(0, 0, [Fault(model, "failed", str(error))])
 
     async def gc(self, idle: float | None) -> Removed:
         """Sweep, and remove what is idle for longer or over the cap."""

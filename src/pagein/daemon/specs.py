@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
 
 from pagein.catalog.model import ModelEntry
 from pagein.config.schema import Model
 from pagein.daemon.keeper import Keeper
+from pagein.daemon.rollouts import Rollouts
 from pagein.daemon.roster import Roster
 from pagein.protocol import WorkerSpec
 from pagein.supervisor.digest import worker_digest
@@ -17,12 +19,14 @@ from pagein.supervisor.environment import worker_environment
 class Specs:
     """Writes the specs of workers whose sockets lie in one folder."""
 
-    def __init__(self, roster: Roster, run_dir: Path, keeper: Keeper | None = None) -> None:
+    def __init__(
+        self, roster: Roster, run_dir: Path, keeper: Keeper | None = None, rollouts: Rollouts | None = None
+    ) -> None:
         """``keeper`` tells where engines write conversations to; None = none are kept."""
-        self._roster, self._run_dir, self._keeper = roster, run_dir, keeper
+        self._roster, self._run_dir, self._keeper, self._rollouts = roster, run_dir, keeper, rollouts
 
     def of(self, name: str, allowance: dict[str, int]) -> tuple[WorkerSpec, dict[str, str]]:
-        """The spec of a model's next worker, and its environment."""
+        """The spec of a model's worker as it is configured, and its environment."""
         entry, model = self._roster.entries[name], self._roster.models[name]
         keeper = self._keeper
         blocks = keeper.blocks.place(name, self._roster.entries) if keeper is not None else None
@@ -47,6 +51,11 @@ class Specs:
             kv_disk=blocks[1] if blocks is not None else None,
         )
         return spec, worker_environment(spec, model.env)
+
+    def with_rollout(self, spec: WorkerSpec) -> WorkerSpec:
+        """The same with the roll-out that was made by hand, which tells no worker from another."""
+        changed = self._rollouts.options(spec.name) if self._rollouts is not None else {}
+        return replace(spec, options={**spec.options, **changed}) if changed else spec
 
     def digest(self, name: str) -> str:
         """What decides the worker that a model would get now."""

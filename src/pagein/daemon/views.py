@@ -10,6 +10,7 @@ from pagein.catalog.model import ModelEntry
 from pagein.daemon.fleet import Fleet
 from pagein.daemon.inbox import Inbox
 from pagein.daemon.meter import Meter
+from pagein.daemon.parts_watch import PartsWatch
 from pagein.daemon.roster import Roster
 from pagein.gateway.ports import ModelView, PlannedEviction, PlanView, PoolView, RoomView, StatusView
 from pagein.memory.budget import PoolBudget
@@ -31,8 +32,9 @@ class View:
         meter: Meter,
         fleet: Fleet,
         limits: str = "",
+        parts: PartsWatch | None = None,
     ) -> None:
-        self._roster, self._budgets, self._limits = roster, budgets, limits
+        self._roster, self._budgets, self._limits, self._parts = roster, budgets, limits, parts
         self._state = inbox.scheduler.state
         self._meter, self._fleet = meter, fleet
         self._began = time.monotonic()
@@ -82,7 +84,8 @@ class View:
         entry, now = self._roster.entries[model.name], time.monotonic()
         ready = self._fleet.ready(model.name)
         last_ready = self._fleet.last_ready(model.name)
-        capabilities = last_ready.capabilities if last_ready is not None else entry.capabilities
+        said = last_ready.capabilities if last_ready is not None else entry.capabilities
+        split = self._parts.capabilities(model.name) if self._parts is not None else None
         retry = model.retry_at - now if model.retry_at is not None else None
         problem = model.problem
         if problem is None and model.state is State.FAILED and model.error is not None:
@@ -92,7 +95,7 @@ class View:
             name=model.name,
             engine=entry.engine,
             engine_version=last_ready.engine_version if last_ready is not None else entry.engine_version,
-            capabilities=sorted(capability.value for capability in capabilities),
+            capabilities=sorted(capability.value for capability in (said if split is None else split)),
             state=model.state.value,
             priority=model.priority,
             pinned=model.pinned,
@@ -115,6 +118,7 @@ class View:
             last_reason=model.last_reason,
             problem=problem,
             retry_in_seconds=retry if retry is not None and retry > 0 else None,
+            parts=self._parts.view(model.name) if self._parts is not None else None,
         )
 
     def plan(self, name: str) -> PlanView:

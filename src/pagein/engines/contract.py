@@ -60,11 +60,12 @@ BUILT_IN: dict[str, str] = {
     "whisper": "pagein.engines.whisper:Whisper",
     "command": "pagein.engines.command:Command",
     "transformers": "pagein.engines.transformers:Transformers",
+    "parts": "pagein.engines.parts:Parts",
 }
 """Pagein's own entries of the group ``pagein.engines``: found without reading the metadata of every installed package
 (30 ms and 2 MiB of each worker)."""
 
-_EXTRAS = {"transformers": "torch"}
+_EXTRAS = {"transformers": "torch", "parts": "torch"}
 """Extras of the project that are called otherwise than their engine, less underscores."""
 
 

@@ -27,6 +27,7 @@ from pagein.engines.writing.conversations import SAVE_BOUND, Conversations, pool
 from pagein.engines.writing.hub import Hub
 from pagein.engines.writing.kv_desk import KvDesk
 from pagein.engines.writing.kv_options import read_kv
+from pagein.engines.writing.tokens import Tokens
 from pagein.engines.writing.vectors import Body, pooling_of
 from pagein.engines.writing.writer import TransformersWriter
 from pagein.errors import DoesNotFit, LoadFailed, ModelUnsuited, PageinError
@@ -97,7 +98,7 @@ class Transformers(Engine):
         give_back_freed_blocks()
         torch.set_num_threads(compute_threads(self.spec))
         transformers.logging.set_verbosity_error()
-        tokeniser = self._tokeniser(folder)
+        tokens = Tokens.of_folder(self.spec.name, folder)
         context, chunk = self._lengths(folder)
         self._model = self._load(folder, device, context, chunk)
         give_back_now()
@@ -107,7 +108,7 @@ class Transformers(Engine):
         bed = self._bed = Bed(self.spec.name, self, hub)
         kept = self._conversations = self._open_pool(str(self._model.device), context)
         body = Body(self._model, self._options.pooling or pooling_of(folder), chunk, kept)
-        writer = TransformersWriter(self.spec.name, self._model, tokeniser, hub, bed, body, context, kept)
+        writer = TransformersWriter(self.spec.name, self._model, tokens, hub, bed, body, context, kept)
         desk = self._desk = Desk(self.spec.name, writer, self.spec.parallel)
 
         def add_routes(router: web.UrlDispatcher) -> None:
@@ -268,13 +269,6 @@ class Transformers(Engine):
         if self.spec.path is None or not (folder / "config.json").is_file():
             raise LoadFailed(f"model {self.spec.name!r} is no folder with a config.json: {self.spec.path}")
         return folder
-
-    def _tokeniser(self, folder: Path) -> Any:
-        try:
-            return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # its errors share no base class
-            hint = "the folder needs tokenizer.json and tokenizer_config.json beside the weights"
-            raise LoadFailed(f"{folder} has no tokeniser that can be used: {error}", hint=hint) from error
 
     def _lengths(self, folder: Path) -> tuple[int, int]:
         """Tokens of context, and of a chunk: the whole context where a model must see all of a text at once."""

@@ -11,6 +11,7 @@ from pagein.errors.asking import Forbidden as Forbidden
 from pagein.errors.asking import InUse as InUse
 from pagein.errors.asking import LeaseNotFound as LeaseNotFound
 from pagein.errors.asking import ModelNotFound as ModelNotFound
+from pagein.errors.asking import NotLoaded as NotLoaded
 from pagein.errors.asking import QueueFull as QueueFull
 from pagein.errors.asking import RequestTooLarge as RequestTooLarge
 from pagein.errors.asking import ShuttingDown as ShuttingDown
@@ -60,6 +61,7 @@ from pagein.errors.state import SnapshotDamaged as SnapshotDamaged
 from pagein.errors.state import SnapshotNotFound as SnapshotNotFound
 from pagein.errors.state import StateBroken as StateBroken
 from pagein.errors.state import StateOff as StateOff
+from pagein.errors.told import error_told as error_told
 from pagein.errors.weights import BadModelFile as BadModelFile
 from pagein.errors.weights import ContextTooLong as ContextTooLong
 from pagein.errors.weights import DiskFull as DiskFull

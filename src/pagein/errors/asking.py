@@ -108,6 +108,19 @@ class InUse(PageinError):
     exit_code = 10
 
 
+class NotLoaded(PageinError):
+    """An operator asked for something that only a loaded model can do."""
+
+    code = "not_loaded"
+    http_status = 409
+    exit_code = 10
+
+    def __init__(self, model: str, state: str, what: str) -> None:
+        super().__init__(
+            f"model {model!r} is {state}: {what}", hint=f"`pagein load {model}` first", model=model, state=state
+        )
+
+
 class AlreadyRunning(PageinError):
     """Another daemon owns the state folder."""
 

@@ -16,6 +16,7 @@ from pagein.gateway.call import read_body
 from pagein.gateway.metrics import Metrics
 from pagein.gateway.openai import json_object
 from pagein.gateway.ports import Decision, Desk, ModelView
+from pagein.gateway.tasks import SEPARATOR, Asked, find_task
 from pagein.gateway.views import as_json, as_openai_model
 from pagein.units import parse_bytes
 
@@ -74,8 +75,13 @@ class Admin:
         return web.json_response({"object": "list", "data": data})
 
     async def model(self, request: web.Request) -> web.Response:
-        """Show one model as OpenAI does."""
-        return web.json_response(as_openai_model(self._view(request.match_info["name"]), self._created))
+        """Show one model as OpenAI does, or one task of a split model, which clients name as if it were a model."""
+        named = request.match_info["name"]
+        asked = find_task(self._desk, named) if SEPARATOR in named else Asked(named)
+        shown = as_openai_model(self._view(asked.model), self._created)
+        if asked.capabilities is not None:
+            shown |= {"id": asked.name, "capabilities": sorted(asked.capabilities), "tasks": [asked.task]}
+        return web.json_response(shown)
 
     async def status(self, request: web.Request) -> web.Response:
         """Show pools and models."""

@@ -24,6 +24,7 @@ from pagein.gateway.leases import Leases
 from pagein.gateway.metrics import Metrics
 from pagein.gateway.native import read_run
 from pagein.gateway.openai import read_openai
+from pagein.gateway.parts import PartsPaths
 from pagein.gateway.ports import Desk
 from pagein.gateway.problems import internal_problem, response_of, response_of_http
 from pagein.gateway.proxy import Proxy
@@ -51,11 +52,12 @@ def make_app(desk: Desk, settings: Server, version: str, sessions: Sessions | No
     door = Door(settings)
     app = web.Application(middlewares=[_guard(door)], client_max_size=settings.max_body)
     app.add_routes(Admin(desk, metrics, settings.heartbeat).routes())
+    app.add_routes(PartsPaths(desk).routes())
     app.add_routes(Leases(desk).routes())
     tenant = _tenant(door, sessions)
     turns = KeptTurns(proxy, sessions, Turnstile(), tenant, settings.max_body)
     app.add_routes(_model_routes(desk, proxy, ChatSessions(turns), settings.max_body))
-    app.add_routes(Responses(turns).routes())
+    app.add_routes(Responses(turns, desk).routes())
     app.add_routes(Conversations(sessions, tenant, settings.max_body).routes())
     app.add_routes(State(sessions, tenant).routes())
     app.add_routes(SnapshotPaths(desk).routes())
@@ -89,7 +91,7 @@ def _model_routes(desk: Desk, proxy: Proxy, chats: ChatSessions, limit: int) -> 
 
     def openai(capability: Capability) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            return await serve(request, read_openai(request, capability, limit))
+            return await serve(request, read_openai(request, desk, capability, limit))
 
         return handle
 

@@ -32,6 +32,10 @@ class Call:
     """Of the kept conversation that it continues or begins."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """What its worker is told beside; made by the daemon, since no header of a client goes on to a worker."""
+    task: str | None = None
+    """Of a split model; None for any other."""
+    user: str | None = None
+    """Whom the client asks a split model for, in its own words."""
 
 
 async def read_body(request: web.Request, limit: int) -> bytes:

@@ -26,6 +26,7 @@ from pagein.gateway.kept_turns import KeptTurns
 from pagein.gateway.openai import json_object
 from pagein.gateway.reply import Reply
 from pagein.gateway.session_ports import Sessions
+from pagein.gateway.tasks import Asked
 from pagein.history import Entry, Past, Shape, ThreadKind, new_id
 from pagein.protocol import Capability
 
@@ -67,7 +68,7 @@ class ChatSessions:
         new = reply.begin(call, name, past, fresh)
         fields["messages"] = [*reply.history, *new]
         body = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        return replace(call, body=body, turn=reply.take_up(call.model, past, since, "sess"))
+        return replace(call, body=body, turn=reply.take_up(Asked(call.model, call.task).name, past, since, "sess"))
 
 
 class _SessionReply(KeptReply):

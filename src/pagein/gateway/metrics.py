@@ -1,4 +1,4 @@
-"""Prometheus metrics. Labels are configured model names and fixed words only, so their number is bounded."""
+"""Prometheus metrics. Labels are configured model names, parts and fixed words only, so their number is bounded."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from pagein.errors import PageinError
 from pagein.gateway.call import Call
+from pagein.gateway.parts_metrics import PartsMetrics
 from pagein.gateway.ports import Decision, Desk, Lease
 from pagein.gateway.reply import CLIENT_LEFT
 from pagein.gateway.snapshot_ports import BlocksView, UsageView
@@ -59,6 +60,7 @@ class Metrics:
         self.refusals = Counter("pagein_refusals", "Requests without a lease.", ("model", "code"), registry=registry)
         self.evictions = Counter("pagein_evictions", "Models that left for another.", ("model",), registry=registry)
         registry.register(_State(desk))
+        registry.register(PartsMetrics(desk))
         self._saved = _Saved(desk)
         registry.register(self._saved)
 

@@ -14,7 +14,9 @@ from aiohttp import web
 
 from pagein.errors import BadRequest
 from pagein.gateway.call import Call, read_body
+from pagein.gateway.ports import Desk
 from pagein.gateway.splice import without
+from pagein.gateway.tasks import find_task, task_fields, user_of
 from pagein.gateway.wishes import read_wishes, wish_fields
 from pagein.protocol import Capability
 
@@ -26,12 +28,13 @@ STREAMING = frozenset({Capability.CHAT, Capability.COMPLETION})
 """Capabilities whose `stream: true` answers with events that end with ``[DONE]``."""
 
 
-async def read_openai(request: web.Request, capability: Capability, limit: int) -> Call:
-    """Read a request of ``/v1/…``; raises BadRequest that names the field, or RequestTooLarge."""
+async def read_openai(request: web.Request, desk: Desk, capability: Capability, limit: int) -> Call:
+    """Read a request of ``/v1/…``; raises BadRequest that names the field, RequestTooLarge, or as `find_task`."""
     body = await read_body(request, limit)
     content_type = request.headers.get("Content-Type", "application/json")
     if is_multipart(content_type):
-        return Call(one_model(form_values(body, content_type, "model")), capability, body, content_type)
+        asked = find_task(desk, one_model(form_values(body, content_type, "model"))).check(capability)
+        return Call(asked.model, capability, body, content_type, task=asked.task)
     if content_type.lstrip()[:6].lower() in ("audio/", "image/"):
         raise BadRequest(
             f"a bare {content_type[:40]} body names no model",
@@ -39,12 +42,15 @@ async def read_openai(request: web.Request, capability: Capability, limit: int) 
             param="model",
         )
     fields = json_object(body)
-    model = one_model([fields["model"]] if "model" in fields else [])
+    named = one_model([fields["model"]] if "model" in fields else [])
     if body.count(b'"model"') > 1:
         _refuse_two_models(body)
+    asked = find_task(desk, named, fields.get("task")).check(capability)
     stream = capability in STREAMING and fields.get("stream") is True
     wishes = read_wishes(fields)
-    return Call(model, capability, without(body, wish_fields(fields)), "application/json", stream, wishes)
+    body = without(body, [*wish_fields(fields), *task_fields(asked, fields)])
+    user = user_of(asked, fields)
+    return Call(asked.model, capability, body, "application/json", stream, wishes, task=asked.task, user=user)
 
 
 def is_multipart(content_type: str) -> bool:

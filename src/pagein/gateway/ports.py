@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pagein.errors import PageinError
+from pagein.gateway.parts_ports import PartsView, SplitModels
 from pagein.gateway.snapshot_ports import Snapshots
 from pagein.history import TurnOf
 from pagein.kv.reuse import Counted
@@ -82,6 +83,8 @@ class ModelView:
     problem: str | None
     """Why it cannot be served now (file missing, engine not installed, back-off), or None."""
     retry_in_seconds: float | None
+    parts: PartsView | None = None
+    """Of a split model; None for any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ class Decision:
     """Seconds since the epoch."""
     kind: str
     """grant, refuse, wait, load, ready, stop, freed, kill, failed, sleep, wake, lease, lease_end, deny, reload,
-    state (what a request reused) or note."""
+    part (what became of a part of a split model), state (what a request reused) or note."""
     model: str | None
     reason: str
     request_id: int | None = None
@@ -231,6 +234,11 @@ class Desk(Protocol):
         """The saved conversations; None where `state` is off."""
         ...
 
+    @property
+    def split(self) -> SplitModels:
+        """The split models."""
+        ...
+
     async def acquire(
         self,
         model: str,
@@ -279,7 +287,7 @@ class Desk(Protocol):
         ...
 
     def capabilities(self, model: str) -> frozenset[Capability]:
-        """What a model offers; raises ModelNotFound."""
+        """What a model offers; raises ModelNotFound, and LoadFailed where that cannot be read of it now."""
         ...
 
     def status(self) -> StatusView:

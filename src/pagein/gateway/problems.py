@@ -21,13 +21,17 @@ def problem(error: PageinError) -> dict[str, Any]:
 
 def response_of(error: PageinError) -> web.Response:
     """Return the whole HTTP answer for an error."""
-    headers = {}
-    wait = error.details.get("retry_after")
-    if isinstance(wait, int | float):
-        headers["Retry-After"] = str(math.ceil(wait))
+    headers = retry_header(error.details.get("retry_after"))
     if error.http_status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return _answer(error.http_status, problem(error), headers)
+
+
+def retry_header(seconds: object) -> dict[str, str]:
+    """Return the header that says when to ask again; none where that is not known."""
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < math.inf:
+        return {"Retry-After": str(math.ceil(seconds))}
+    return {}
 
 
 def response_of_http(error: web.HTTPException, request: web.Request) -> web.Response:
@@ -59,6 +63,16 @@ def from_worker(model: str, status: int, body: bytes) -> bytes:
     if status < 500 or (isinstance(error, dict) and "message" in error):
         return body
     return _encode(_body(status, "worker_error", _message(parsed, status, body), {"model": model}))
+
+
+def retry_of_worker(body: bytes) -> dict[str, str]:
+    """Return the header for a worker's error that says when to ask again: parts of a split model that are busy."""
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    error = parsed.get("error") if isinstance(parsed, dict) else None
+    return retry_header(error.get("retry_after")) if isinstance(error, dict) else {}
 
 
 def as_event(status: int, body: bytes) -> dict[str, Any]:

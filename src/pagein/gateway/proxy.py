@@ -25,6 +25,7 @@ from pagein.gateway.metrics import Metrics, Visit
 from pagein.gateway.ports import Desk, Lease, Prepared
 from pagein.gateway.relay import Silence, relay
 from pagein.gateway.reply import CLIENT_LEFT, Reply
+from pagein.gateway.tasks import task_headers
 from pagein.gateway.upstream import Upstreams, WorkerBroke
 from pagein.gateway.waiting import Queue, check_context, in_time, patiently
 from pagein.protocol import PATHS
@@ -74,7 +75,7 @@ class Proxy:
             visit.granted(lease)
             check_context(call, lease.context)
             prepared = await self._prepare(lease, call, reply)
-            call = replace(call, body=prepared.body, headers=prepared.headers)
+            call = replace(call, body=prepared.body, headers={**prepared.headers, **task_headers(call)})
             try:
                 async with asyncio.timeout(lease.timeout) as clock:
                     await reply.leased(lease, prepared)

@@ -22,7 +22,7 @@ from aiohttp import web
 from pagein.errors import BadAnswer
 from pagein.gateway import answers, sse
 from pagein.gateway.call import Call
-from pagein.gateway.problems import as_event, from_worker
+from pagein.gateway.problems import as_event, from_worker, retry_of_worker
 from pagein.gateway.reply import Reply
 from pagein.gateway.upstream import WorkerBroke
 from pagein.protocol import Capability
@@ -132,6 +132,8 @@ async def _relay_failure(
     passed = from_worker(call.model, upstream.status, body)
     if passed is body and not _is_object(body):
         passed = json.dumps(as_event(upstream.status, body), ensure_ascii=False).encode("utf-8", "backslashreplace")
+    for name, value in retry_of_worker(passed).items():
+        reply.tell(name, value)
     return await reply.pass_failure(upstream.status, _JSON, passed)
 
 

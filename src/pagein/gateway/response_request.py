@@ -15,9 +15,12 @@ from pagein.errors import BadRequest
 from pagein.gateway.items import read_input, to_messages
 from pagein.gateway.metadata import read_metadata
 from pagein.gateway.openai import json_object, one_model
+from pagein.gateway.ports import Desk
 from pagein.gateway.response_tools import read_format, read_tool_choice, read_tools
+from pagein.gateway.tasks import Asked, find_task, task_fields, user_of
 from pagein.gateway.wishes import NO_WISHES, Wishes, read_wishes, wish_fields
 from pagein.history import Entry
+from pagein.protocol import Capability
 
 _SERVED = (
     "model", "input", "instructions", "store", "previous_response_id", "conversation", "stream", "tools", "tool_choice",
@@ -40,6 +43,9 @@ class ResponseRequest:
     """One request, read and checked."""
 
     model: str
+    """As it names it, with the task of a split model where that stands there."""
+    asked: Asked
+    user: str | None
     entries: tuple[Entry, ...]
     stream: bool
     store: bool | None
@@ -67,10 +73,12 @@ class ResponseRequest:
         return json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def read_response(body: bytes) -> ResponseRequest:
-    """Read a body; raises BadRequest that names the field."""
+def read_response(body: bytes, desk: Desk) -> ResponseRequest:
+    """Read a body; raises BadRequest that names the field, or as `find_task`."""
     fields = {name: value for name, value in json_object(body).items() if value is not None}
-    wishes, own = read_wishes(fields), wish_fields(fields)
+    named = one_model([fields["model"]] if "model" in fields else [])
+    asked = find_task(desk, named, fields.get("task")).check(Capability.CHAT)
+    wishes, own = read_wishes(fields), {*wish_fields(fields), *task_fields(asked, fields)}
     fields = {name: value for name, value in fields.items() if name not in own}
     _only_served(fields)
     conversation = _conversation(fields.get("conversation"))
@@ -84,7 +92,9 @@ def read_response(body: bytes) -> ResponseRequest:
         raise BadRequest("`input` is empty, and nothing goes before it", param="input")
     settings, shown = _settings(fields)
     return ResponseRequest(
-        one_model([fields["model"]] if "model" in fields else []),
+        named,
+        asked,
+        user_of(asked, fields),
         entries,
         bool(_flag(fields, "stream")),
         _flag(fields, "store"),

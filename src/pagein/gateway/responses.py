@@ -19,6 +19,7 @@ from pagein.gateway.chat_answer import piece_of_event, whole_answer
 from pagein.gateway.kept_reply import KeptReply
 from pagein.gateway.kept_turns import KeptTurns
 from pagein.gateway.pages import page_json, read_span
+from pagein.gateway.ports import Desk
 from pagein.gateway.response_builder import ResponseBuilder
 from pagein.gateway.response_items import Event
 from pagein.gateway.response_request import ResponseRequest, read_response
@@ -30,8 +31,8 @@ from pagein.protocol import Capability
 class Responses:
     """Handlers that answer, show and delete responses."""
 
-    def __init__(self, turns: KeptTurns) -> None:
-        self._turns, self._tenant = turns, turns.tenant
+    def __init__(self, turns: KeptTurns, desk: Desk) -> None:
+        self._turns, self._tenant, self._desk = turns, turns.tenant, desk
 
     def routes(self) -> list[web.RouteDef]:
         """Return every path of this class."""
@@ -71,13 +72,15 @@ class Responses:
         return self._turns.sessions
 
     async def _read(self, request: web.Request, reply: _ResponseReply, turn: ExitStack) -> Call:
-        wish = read_response(await read_body(request, self._turns.limit))
+        wish = read_response(await read_body(request, self._turns.limit), self._desk)
         reply.stream = wish.stream
         past, since = await self._past(wish, reply, turn)
         reply.begin(wish, past)
-        whose = reply.take_up(wish.model, past, since, "chain" if reply.store else None)
+        whose = reply.take_up(wish.asked.name, past, since, "chain" if reply.store else None)
         body = wish.chat_body(past.entries if past is not None else ())
-        return Call(wish.model, Capability.CHAT, body, "application/json", wish.stream, wish.wishes, whose)
+        model, task = wish.asked.model, wish.asked.task
+        shape = (body, "application/json", wish.stream, wish.wishes, whose)
+        return Call(model, Capability.CHAT, *shape, task=task, user=wish.user)
 
     async def _past(self, wish: ResponseRequest, reply: _ResponseReply, turn: ExitStack) -> tuple[Past | None, float]:
         """Return what goes before; turns of one conversation wait for each other, branches of a response do not."""
@@ -124,7 +127,7 @@ class _ResponseReply(KeptReply):
             "max_tool_calls": None,
             "store": self.store,
         }
-        self._builder = ResponseBuilder(self._builder.id, wish.model, told)
+        self._builder = ResponseBuilder(self._builder.id, wish.asked.name, told)
 
     async def on_whole(self, body: bytes) -> bytes:
         """Return the response for a whole answer, once it is kept."""

@@ -90,21 +90,25 @@ class SavedView:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A snapshot that did not verify."""
+    """A snapshot or a block that did not verify, or a store of blocks that could not be read."""
 
     id: str
     kind: str
-    """damaged (it was moved aside), or failed (it could not be read now)."""
+    """damaged (it was moved aside; a block was dropped), or failed (it could not be read now)."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What reading snapshots through found (`POST /api/state/verify`)."""
+    """What reading snapshots, or KV blocks, through found (`POST /api/state/verify`)."""
 
     checked: int
     bytes: int
     faults: list[Fault]
+    left: int = 0
+    """Bytes of blocks that are still to be read."""
+    next: str | None = None
+    """Where to go on with these; None where all was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,13 @@ class Snapshots(Protocol):
 
     async def verify(self, snapshot: str | None) -> Verified:
         """Read one through, or all, one after the other; what is damaged is moved aside. Raises SnapshotNotFound."""
+        ...
+
+    async def verify_blocks(self, model: str, after: str | None) -> Verified:
+        """Read KV blocks of a model through for some seconds, from a place on; damaged ones are dropped.
+
+        Raises ModelNotFound where it keeps none, ValueError for a place that is none.
+        """
         ...
 
     async def gc(self, idle: float | None) -> Removed:

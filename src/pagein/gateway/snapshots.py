@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from aiohttp import web
@@ -11,7 +12,7 @@ from pagein.errors import BadRequest, SnapshotNotFound, StateOff
 from pagein.gateway.call import read_body
 from pagein.gateway.openai import json_object
 from pagein.gateway.ports import Desk
-from pagein.gateway.snapshot_ports import Snapshots
+from pagein.gateway.snapshot_ports import Snapshots, Verified
 from pagein.units import parse_duration
 
 _LONGEST_BODY = 4096
@@ -53,15 +54,18 @@ class SnapshotPaths:
         return web.json_response(asdict(await self._kept(request).remove(None)))
 
     async def verify(self, request: web.Request) -> web.Response:
-        """Read one or all through; the answer lists what is damaged."""
-        kept, wanted = self._kept(request), await _field(request, "id")
+        """Read one or all through, or KV blocks of a model; the answer lists what is damaged."""
+        kept, fields = self._kept(request), await _fields(request, "id", "blocks", "after")
+        wanted, model, after = fields.get("id"), fields.get("blocks"), fields.get("after")
+        if model is not None:
+            return web.json_response(asdict(await _blocks(kept, model, after)))
         if wanted is not None and not isinstance(wanted, str):
             raise BadRequest("`id` must be the id of a snapshot", param="id")
         return web.json_response(asdict(await kept.verify(None if wanted is None else _known(wanted))))
 
     async def gc(self, request: web.Request) -> web.Response:
         """Sweep, and remove what is idle for too long."""
-        kept, wanted = self._kept(request), await _field(request, "idle")
+        kept, wanted = self._kept(request), (await _fields(request, "idle")).get("idle")
         return web.json_response(asdict(await kept.gc(None if wanted is None else _seconds(wanted))))
 
     def _kept(self, request: web.Request) -> Snapshots:
@@ -73,14 +77,26 @@ class SnapshotPaths:
         return kept
 
 
-async def _field(request: web.Request, name: str) -> object:
-    """Return the one field that a body may have; no body is none."""
+async def _blocks(kept: Snapshots, model: object, after: object) -> Verified:
+    if not isinstance(model, str):
+        raise BadRequest("`blocks` must be the name of a model", param="blocks")
+    try:
+        if after is not None and not isinstance(after, str):
+            raise ValueError("it must be the `next` of an answer")
+        return await kept.verify_blocks(model, after)
+    except ValueError as error:
+        raise BadRequest(f"`after`: {error}", param="after") from None
+
+
+async def _fields(request: web.Request, *known: str) -> Mapping[str, object]:
+    """Return the fields of a body, which may have these; no body has none."""
     body = await read_body(request, _LONGEST_BODY)
     fields = json_object(body) if body.strip() else {}
     for given in fields:
-        if given != name:
-            raise BadRequest(f"there is no field {given[:64]!r} here; known: {name}", param=given[:64])
-    return fields.get(name)
+        if given not in known:
+            names = ", ".join(known)
+            raise BadRequest(f"there is no field {given[:64]!r} here; known: {names}", param=given[:64])
+    return fields
 
 
 def _known(given: str) -> str:

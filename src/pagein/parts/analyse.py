@@ -139,7 +139,7 @@ def _facts(
     size = sum(one.nbytes for one in unique.values())
     return TaskFacts(
         entry.kind.value, whole.keys[name], entry.call, whole.adapters.get(name), len(seen), len(unique), size,
-        len(ever - always), compared[name], heads,
+        len(ever - always), compared[name], heads, entry.prompt,
     )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
+from pagein.catalog.split.plan import Saving
 from pagein.errors import SplitBroken
-from pagein.parts.plan import Saving
 from pagein.parts.rules import Assignment
 from pagein.parts.usage import Group
 from pagein.units import format_bytes
@@ -56,6 +56,8 @@ class TaskFacts:
     """Result tensors that were bit-identical with everything else cold."""
     heads: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Of each module named as a head: tensors used, and all."""
+    prompt: str | None = None
+    """What a message is put into where the task is served."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import transformers
 
+from pagein.catalog.split.plan import PLAN_NAME, Model, Role, Task
 from pagein.errors import BadUsage, PageinError
 from pagein.parts.analyse import say
 from pagein.parts.analysis import FILE_NAME, Analysis, Origin, read_analysis
@@ -22,28 +23,34 @@ from pagein.parts.composed import digest_of
 from pagein.parts.conversions import CASTS, conversion
 from pagein.parts.loading import Say, load_again, tensor_source
 from pagein.parts.making import Making, PartMaking, from_rules
-from pagein.parts.plan import PLAN_NAME, Model, Role, Task
+from pagein.parts.packing import BITS, Matrix, matrices, packing
 from pagein.parts.writing import Step, Written, forecast, write_split
 from pagein.weights.shards import check_space, companions, write_whole
+
+POOLING = Path("1_Pooling", "config.json")
+"""How a folder of sentence-transformers makes one vector of a text."""
 
 
 def prepare(analysis: Analysis, out: Path, precisions: Sequence[str], say: Say) -> Making:
     """Load the model again and decide all that is written but the configurations; raises SplitBroken, BadUsage."""
-    conversions = tuple(conversion(one) for one in precisions)
     homes = [Path(one.folder) for one in (*analysis.models.values(), *analysis.adapters.values())]
     if out.resolve() in [home.resolve() for home in homes]:
         raise BadUsage(f"--out {out} is a folder that the split is made from", hint="name another folder")
+    casts = {one: conversion(one) for one in precisions if one not in BITS}
     whole = load_again(analysis, say)
     tensors = {name: tensor_source(one, name) for name, one in whole.model.state_dict(keep_vars=True).items()}
+    found = {one: matrices(whole.model, one) for one in precisions if one in BITS}
+    conversions = tuple(packing(one, found[one]) if one in found else casts[one] for one in precisions)
     parts = from_rules(analysis.assignment, tensors, conversions)
-    for part, found in whole.adapter_tensors.items():
-        tensors.update(found)
-        parts[part] = PartMaking(Role.ADAPTER, tuple(found), conversions)
+    for part, mine in whole.adapter_tensors.items():
+        tensors.update(mine)
+        parts[part] = PartMaking(Role.ADAPTER, tuple(mine), conversions)
+    parts = {name: _without_idle(part, found) for name, part in parts.items()}
     return Making(
         Model(whole.class_name, _digest(analysis)),
         _sources(analysis),
         tensors,
-        {name: Task(name, analysis.parts_of(name), one.kind, _inputs(analysis, name)) for name, one in
+        {name: Task(name, analysis.parts_of(name), one.kind, _inputs(analysis, name), one.prompt) for name, one in
          analysis.tasks.items()},
         parts,
         tied=analysis.assignment.tied,
@@ -85,7 +92,20 @@ def write_settings(analysis: Analysis, out: Path) -> None:
         for path in companions(source):
             if path.name not in (standing.name, PLAN_NAME, FILE_NAME):
                 write_whole(place / path.name, path.read_bytes())
+        if (source / POOLING).is_file():
+            (place / POOLING).parent.mkdir(exist_ok=True)
+            write_whole(place / POOLING, (source / POOLING).read_bytes())
         write_whole(standing, settings)
+
+
+def _without_idle(part: PartMaking, found: Mapping[str, Mapping[str, Matrix]]) -> PartMaking:
+    """Leave out files in 8 or 4 bits of a part in which nothing is packed: they would be its stored one again."""
+    kept = tuple(
+        one
+        for one in part.conversions
+        if one.precision not in found or any(name in found[one.precision] for name in part.tensors)
+    )
+    return replace(part, conversions=kept)
 
 
 def _places(analysis: Analysis, out: Path) -> list[Path]:
@@ -135,7 +155,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("pagein.parts.apply")
     parser.add_argument("analysis", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--precision", action="append", default=[], choices=list(CASTS))
+    parser.add_argument("--precision", action="append", default=[], choices=[*CASTS, *BITS])
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args(arguments)
     transformers.logging.set_verbosity_error()

@@ -16,8 +16,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from pagein.catalog.bounded import read_json
 from pagein.catalog.folder import inside
 from pagein.catalog.hf_config import CONFIG_LIMIT
+from pagein.catalog.split.plan import SplitPlan
 from pagein.errors import BadModelFile, ModelUnsuited
-from pagein.parts.plan import SplitPlan
 
 TASK_MODELS = "TaskModels"
 """What plans name as the class of several models of one backbone (`composed`)."""

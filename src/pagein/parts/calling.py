@@ -59,6 +59,19 @@ class Calls:
             raise SplitBroken(f"task {task!r}, sample {number + 1}: the call returned no tensor to compare")
         return tensors
 
+    def read(self, task: str, number: int, written: torch.Tensor) -> torch.Tensor:
+        """Return the logits at each place of what was written for a sample of kind ``generate``: of the same words,
+        whatever would be written now. ``written`` has the prompt in it where the model continues it."""
+        entry = self._tasks[task]
+        model = self._whole.models[self._whole.keys[task]]
+        inputs = {"input_ids": written[:, :-1]}
+        if getattr(model.config, "is_encoder_decoder", False):
+            given = self._inputs(task, model, model.generate, entry.samples[number])
+            inputs = {**given, "decoder_input_ids": written[:, :-1]}
+        with torch.no_grad(), self._with_adapter(task):
+            logits: torch.Tensor = model(**inputs).logits
+        return logits
+
     @contextmanager
     def _with_adapter(self, task: str) -> Iterator[None]:
         adapter = self.adapter(task)

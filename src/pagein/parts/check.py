@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagein.catalog.split.plan import Part, PartFile, SplitPlan
+from pagein.catalog.split.root import PartsRoot, read_plan
 from pagein.errors import PartRefused
 from pagein.parts.part_file import read_tensors
-from pagein.parts.plan import Part, PartFile, SplitPlan
-from pagein.parts.root import PartsRoot, read_plan
 from pagein.parts.writing import leftovers
 
 _CHUNK = 4 * 1024**2
@@ -42,10 +42,19 @@ class SplitCheck:
         return [one for one in self.files if one.fault is not None]
 
 
-def check_split(folder: Path, done: Callable[[FileCheck], None] = lambda one: None) -> SplitCheck:
-    """Read a split's plan and every byte of its files; raises PlanRefused, and tells of the files by `SplitCheck`."""
+Vouch = Callable[[PartsRoot], Callable[[bytes], None]]
+"""What `signing.Trust.vouch` is."""
+
+
+def check_split(
+    folder: Path, done: Callable[[FileCheck], None] = lambda one: None, vouch: Vouch | None = None
+) -> SplitCheck:
+    """Read a split's plan and every byte of its files; raises PlanRefused, and tells of the files by `SplitCheck`.
+
+    ``vouch``: asked first whether the plan and what lies beside it is signed.
+    """
     with PartsRoot(folder) as root:
-        plan = read_plan(root)
+        plan = read_plan(root, vouch(root) if vouch is not None else None)
         checks: list[FileCheck] = []
         for part, precision, entry in plan.files():
             fault = None

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from pagein.catalog.split.names import fold
+from pagein.catalog.split.plan import Model, SplitPlan
 from pagein.errors import BadModelFile, UnknownTask
 from pagein.parts.building import build_on_meta, config_digest
-from pagein.parts.names import fold
-from pagein.parts.plan import Model, SplitPlan
 
 CLASS_NAME = "TaskModels"
 """What plans name as the class of such a model."""

@@ -1,4 +1,4 @@
-"""A part's tensors in another floating type: a file of its own in the plan, never a hidden choice at loading."""
+"""A part's tensors in another floating type: a file of its own in the plan. `packing` makes those in 8 and 4 bits."""
 
 from __future__ import annotations
 

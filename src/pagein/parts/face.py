@@ -13,7 +13,7 @@ from torch import nn
 
 from pagein.errors import ModelUnsuited
 from pagein.parts.adapting import make_ordinary
-from pagein.parts.placeholder import is_cold
+from pagein.parts.packed_layers import not_saved
 
 if TYPE_CHECKING:
     from pagein.parts.runtime import Parts
@@ -69,8 +69,12 @@ def _generate(ordinary: Any) -> Any:
 
 
 def _takes_task(function: Any) -> bool:
-    """Tell whether the model's own code wants to know the task, too."""
-    return "task" in inspect.signature(function).parameters
+    """Tell whether the model's own code wants to know the task, too.
+
+    That of transformers does not: what Whisper's ``generate`` calls task is whether it transcribes or translates.
+    """
+    foreign = function.__module__.partition(".")[0] == "transformers"
+    return not foreign and "task" in inspect.signature(function).parameters
 
 
 def _computing(compute: Callable[..., Any], own: bool) -> Callable[[str], Any]:
@@ -87,18 +91,17 @@ def _state_dict(ordinary: Any) -> Any:
         self: Any, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False, **others: Any
     ) -> Any:
         """Return all true weights; those of parts that are away are read from their files, and proven, for it alone."""
-        found = ordinary.state_dict(self, *args, destination=destination, prefix=prefix, keep_vars=True, **others)
-        mine = {name: found[name] for name in found if name.startswith(prefix)}
-        from_files = self.pagein.read([name.removeprefix(prefix) for name, one in mine.items() if is_cold(one)])
+        if self.pagein.seats.packed:
+            raise not_saved()
+        with self.pagein.still() as still:
+            found = ordinary.state_dict(self, *args, destination=destination, prefix=prefix, keep_vars=True, **others)
+            mine = {name.removeprefix(prefix): one for name, one in found.items() if name.startswith(prefix)}
+            from_files = still.read([name for name in mine if still.is_away(name)])
         for name, tensor in mine.items():
-            if is_cold(tensor):
-                real = from_files[name.removeprefix(prefix)]
-                whole = real.is_floating_point() or real.is_complex()
-                parameter = isinstance(tensor, nn.Parameter)
-                asked = nn.Parameter(real, requires_grad=bool(tensor.requires_grad) and whole) if parameter else real
-                found[name] = asked if keep_vars else real
+            if (real := from_files.get(name)) is not None:
+                found[f"{prefix}{name}"] = _as_it_was(tensor, real) if keep_vars else real
             elif isinstance(tensor, torch.Tensor) and not keep_vars:
-                found[name] = tensor.detach()
+                found[f"{prefix}{name}"] = tensor.detach()
         return found
 
     return state_dict
@@ -110,27 +113,33 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     copied = ordinary.__new__(ordinary)
     memo[id(self)] = copied
     kept = {key: value for key, value in self.__dict__.items() if key not in ("pagein", "_compiled_call_impl")}
-    copied.__dict__.update(copy.deepcopy(kept, memo))
+    with self.pagein.still() as still:
+        copied.__dict__.update(copy.deepcopy(kept, memo))
+        away: dict[int, tuple[str, list[tuple[dict[str, Any], str]]]] = {}
+        for prefix, module in copied.named_modules():
+            for table in (module._parameters, module._buffers):
+                for leaf in table:
+                    name = f"{prefix}.{leaf}" if prefix else leaf
+                    if still.is_away(name):
+                        seat = id(self.pagein.seats.seat(name))
+                        away.setdefault(seat, (name, []))[1].append((table, leaf))
+        real = still.read([name for name, _ in away.values()])
     copied.__dict__.setdefault("_compiled_call_impl", None)
     make_ordinary(copied)
-    cold: dict[int, tuple[str, list[tuple[dict[str, Any], str]]]] = {}
-    for prefix, module in copied.named_modules():
-        for table in (module._parameters, module._buffers):
-            for leaf, tensor in table.items():
-                if is_cold(tensor):
-                    name = f"{prefix}.{leaf}" if prefix else leaf
-                    cold.setdefault(id(tensor), (name, []))[1].append((table, leaf))
-    real = self.pagein.read([name for name, _ in cold.values()])
-    for name, places in cold.values():
+    for name, places in away.values():
         table, leaf = places[0]
-        was = table[leaf]
-        made = real[name].clone()
-        if isinstance(was, nn.Parameter):
-            whole = made.is_floating_point() or made.is_complex()
-            made = nn.Parameter(made, requires_grad=bool(was.requires_grad) and whole)
+        made = _as_it_was(table[leaf], real[name].clone())
         for table, leaf in places:
             table[leaf] = made
     return copied
+
+
+def _as_it_was(tensor: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as a parameter where one stood in its place, with the same `requires_grad` where it can be."""
+    if not isinstance(tensor, nn.Parameter):
+        return real
+    whole = real.is_floating_point() or real.is_complex()
+    return nn.Parameter(real, requires_grad=bool(tensor.requires_grad) and whole)
 
 
 def _apply(self: Any, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import torch
 
+from pagein.catalog.split.plan import Part, PartFile
 from pagein.errors import PageinError
 from pagein.parts.deferring import DeferringLock
-from pagein.parts.plan import Part, PartFile
 from pagein.parts.publish import Cast, Held, Seats
 
 LONGEST_WAIT = 60.0
@@ -116,7 +116,9 @@ class Claim:
     """It was confirmed or cancelled."""
 
 
-def groups_of(parts: Iterable[Part], seats: Seats, lock: DeferringLock, precisions: dict[str, str]) -> dict[str, Group]:
+def groups_of(
+    parts: Iterable[Part], seats: Seats, lock: DeferringLock, precisions: Mapping[str, str]
+) -> dict[str, Group]:
     """Return a group for each part, all cold; raises ModelUnsuited where a part does not fit the model."""
     groups: dict[str, Group] = {}
     for part in parts:

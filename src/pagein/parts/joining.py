@@ -1,7 +1,7 @@
 """Lets a part join a split that stands, also while a model serves from it: an adapter, or another version of a part.
 
 Files of the parts that stand are not touched, and the plan is replaced last; a running model takes it up with
-`Parts.refresh`. Needs no torch.
+`Parts.refresh`. Needs no torch, but for another version of a part that has other precisions.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pagein.catalog.safetensors import read_safetensors
+from pagein.catalog.split.plan import STORED, Part, Role, SplitPlan, Task
+from pagein.catalog.split.root import PartsRoot, read_plan
 from pagein.errors import SplitBroken
-from pagein.parts.making import Making, PartMaking, SourceTensor, source_of
+from pagein.parts.making import Conversion, Making, PartMaking, SourceTensor, source_of
 from pagein.parts.peft import adapter_digest, read_adapter
-from pagein.parts.plan import Role, SplitPlan, Task
-from pagein.parts.root import PartsRoot, read_plan
 from pagein.parts.writing import Step, Written, write_split
 
 Progress = Callable[[Step], None]
@@ -45,12 +45,15 @@ def join_version(
 ) -> Written:
     """Write another version of a part, from a safetensors file with the same tensors: a head that was trained further.
 
+    It comes in every precision that the part has, so that it can stand in its place whatever that is used in.
     Raises SplitBroken where names, shapes or types are others than those of the part that it can stand for.
     """
     with PartsRoot(folder) as root:
         plan = read_plan(root)
     old = plan.part(replaces)
-    entry = next(iter(old.files.values()))
+    entry = old.files.get(STORED)
+    if entry is None:
+        raise SplitBroken(f"part {old.name!r} has no file as stored, with which a version could be compared")
     found = {one.name: one for one in read_safetensors(file, places=True).tensors or ()}
     for name, one in entry.tensors.items():
         new = found.get(name)
@@ -62,7 +65,18 @@ def join_version(
     with file.open("rb") as opened:
         sources = {f"{part}.{file.name}": hashlib.file_digest(opened, "sha256").hexdigest()}
     role = Role.ADAPTER if old.role is Role.BACKBONE else old.role
-    return join(folder, part, tensors, sources, {}, role, old.name, progress)
+    return join(folder, part, tensors, sources, {}, role, old.name, progress, _conversions(old))
+
+
+def _conversions(old: Part) -> tuple[Conversion, ...]:
+    """Return how a new version comes in the precisions that the part has beside ``stored``."""
+    others = [precision for precision in old.files if precision != STORED]
+    if not others:
+        return ()
+    from pagein.parts.conversions import CASTS, conversion
+    from pagein.parts.packing import packing_like
+
+    return tuple(conversion(one) if one in CASTS else packing_like(old, one) for one in others)
 
 
 def join(
@@ -74,28 +88,29 @@ def join(
     role: Role,
     replaces: str | None = None,
     progress: Progress = lambda step: None,
+    conversions: tuple[Conversion, ...] = (),
 ) -> Written:
     """Write one more part and the plan that has it; raises as `write_split`."""
     with PartsRoot(folder) as root:
         plan = read_plan(root)
-    return write_split(folder, _with(plan, part, tensors, sources, tasks, role, replaces), progress)
+    making = PartMaking(role, tuple(tensors), conversions, replaces=replaces)
+    return write_split(folder, _with(plan, part, making, tensors, sources, tasks), progress)
 
 
 def _with(
     plan: SplitPlan,
     part: str,
+    making: PartMaking,
     tensors: Mapping[str, SourceTensor],
     sources: Mapping[str, str],
     tasks: Mapping[str, Task],
-    role: Role,
-    replaces: str | None,
 ) -> Making:
     return Making(
         plan.model,
         {**plan.sources, **sources},
         tensors,
         {**plan.tasks, **tasks},
-        {part: PartMaking(role, tuple(tensors), replaces=replaces)},
+        {part: making},
         plan.parts,
         plan.tied,
         plan.buffers,

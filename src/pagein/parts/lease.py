@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType, TracebackType
 from typing import Any
@@ -59,6 +60,16 @@ class Lease:
         if self._finalizer is not None:
             self._finalizer()
         self._frame, self.groups, self.selection = None, (), None
+
+    @contextmanager
+    def only(self) -> Iterator[None]:
+        """Let the calls that this thread makes in the block be this lease's own: they take none beside it."""
+        assert self.selection is not None, f"the lease of {self.task!r} is not held"
+        token = ACTIVE.set(self.selection)
+        try:
+            yield
+        finally:
+            ACTIVE.reset(token)
 
     def __enter__(self) -> Lease:
         self._begin(sys._getframe(1))

@@ -17,6 +17,15 @@ _LOOK = 0.5
 """Seconds after which a wait looks again by itself, whatever it is told."""
 
 
+Wanted = Callable[[], bool]
+"""Asked now and then while a call waits: whether anybody still waits for its answer."""
+
+
+def is_wanted() -> bool:
+    """Say so of a call of which nobody knows better."""
+    return True
+
+
 class _Ticket:
     """A call's place in the line, and what it has got there."""
 
@@ -47,7 +56,7 @@ class Line:
         return all(one.state is State.HOT and one.name not in self._yielding for one in groups)
 
     def enter(
-        self, names: Sequence[str], ends: float, wait: float, by_hand: bool
+        self, names: Sequence[str], ends: float, wait: float, by_hand: bool, wanted: Wanted
     ) -> tuple[tuple[Group, ...], list[Group]]:
         """Return the parts with a lease on each, and which of them the caller must load; raises as `acquire`."""
         home, ticket = self._home, _Ticket()
@@ -65,7 +74,7 @@ class Line:
                         pause, reason = self._step(ticket, groups, ends)
                         if len(ticket.taken) == len(groups) and ticket.taken == list(groups):
                             return groups, ticket.mine
-                    self._pause(pause, ends, wait, groups, reason)
+                    self._pause(pause, ends, wait, groups, reason, wanted)
             except BaseException:
                 self._give_back(ticket)
                 raise
@@ -96,9 +105,19 @@ class Line:
         self._line.remove(ticket)
         self._home.room.notify_all()
 
-    def _pause(self, pause: float, ends: float, wait: float, groups: Sequence[Group], reason: str) -> None:
+    def _pause(
+        self,
+        pause: float,
+        ends: float,
+        wait: float,
+        groups: Sequence[Group],
+        reason: str,
+        wanted: Wanted = is_wanted,
+    ) -> None:
         home = self._home
         left = ends - home.clock()
+        if not wanted():
+            left, wait, reason = 0.0, wait - left, "nobody waits for the answer any more"
         if left <= 0:
             away = next((one for one in groups if one.state is not State.HOT), groups[0])
             raise PartsBusy(away.name, away.entry.nbytes, home.guard.totals().free, wait, reason)
@@ -157,7 +176,7 @@ class Line:
             for name in one.rivals:
                 rival = home.groups[name]
                 if home.can_leave(rival):
-                    home.evict(rival)
+                    home.evict(rival, f"{one.name!r} takes its place")
                 if rival.state in (State.HOT, State.LOADING, State.DRAINING):
                     return f"{one.name!r} takes the place of {name!r}, which is in use"
         return None
@@ -181,7 +200,7 @@ class Line:
                 for victim in answer.victims:
                     group = home.groups[victim.part]
                     if home.can_leave(group):
-                        home.evict(group)
+                        home.evict(group, f"for {one.name!r}: {victim.reason}")
                 return 0.0, "others leave for it"
             case Hold():
                 if answer.seconds is None and ticket.first_at is not None and now - ticket.first_at >= self._patience:

@@ -12,11 +12,11 @@ import torch
 import transformers
 from torch import nn
 
+from pagein.catalog.split.names import LONGEST
 from pagein.errors import BadModelFile, ModelUnsuited, SplitBroken
 from pagein.parts.analysis import Analysis, Origin
 from pagein.parts.composed import PREFIX, Sharing, TaskModels
 from pagein.parts.making import SourceTensor, digests
-from pagein.parts.names import LONGEST
 from pagein.parts.peft import adapter_digest, read_adapter
 from pagein.parts.tasks import CLASSES, TaskEntry, TaskMapping
 from pagein.weights.checkpoint import Checkpoint, open_checkpoint

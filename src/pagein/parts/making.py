@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from pagein.catalog.split.packed import stem_of
+from pagein.catalog.split.plan import STORED, Model, Part, Role, Saving, Task
+from pagein.catalog.split.reader import DTYPES
 from pagein.errors import SplitBroken
-from pagein.parts.plan import STORED, Model, Part, Role, Saving, Task
-from pagein.parts.plan_reader import DTYPES
 from pagein.parts.rules import Assignment
 from pagein.weights.checkpoint import Checkpoint, StoredTensor
 from pagein.weights.shard_file import PAGE, ShardPlan, Spec
@@ -40,6 +41,8 @@ class Conversion:
     """What tells its results from those of other settings or versions: ``group=64 layout=halves64``."""
     convert: Callable[[str, SourceTensor], Mapping[str, SourceTensor]]
     """Name and tensor → what is written in its place, by name. Types and shapes are asked for before any bytes."""
+    layout: str | None = None
+    """How it lays out codes of 4 bits; the plan says it of files that have some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class FileMaking:
     """The tensors in the order of the file, gaps filled."""
     tensors: Mapping[str, SourceTensor]
     header: bytes
+    layout: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -128,7 +132,7 @@ def lay_out(making: Making) -> list[FileMaking]:
     for name, part in making.parts.items():
         for precision, signature, tensors in _variants(making, name, part):
             notes = {"format": "pt", "pagein": f"part {_WRITER}: {signature}", "pagein_of": made_of}
-            files.append(_file(name, precision, tensors, notes))
+            files.append(_file(name, precision, tensors, notes, _layout(part, precision, tensors)))
     return files
 
 
@@ -150,13 +154,21 @@ def _variants(making: Making, name: str, part: PartMaking) -> Iterator[tuple[str
         yield conversion.precision, f"{conversion.precision} {conversion.signature}", converted
 
 
-def _file(part: str, precision: str, tensors: dict[str, SourceTensor], notes: dict[str, str]) -> FileMaking:
+def _layout(part: PartMaking, precision: str, tensors: Mapping[str, SourceTensor]) -> str | None:
+    if not any(one.dtype == "U8" and stem_of(name) is not None for name, one in tensors.items()):
+        return None
+    return next((one.layout for one in part.conversions if one.precision == precision), None)
+
+
+def _file(
+    part: str, precision: str, tensors: dict[str, SourceTensor], notes: dict[str, str], layout: str | None
+) -> FileMaking:
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
             raise SplitBroken(f"part {part!r}: the tensor {name!r} is {tensor.dtype}, which a part cannot have")
     order = tuple(Spec(name, one.dtype, one.shape) for name, one in tensors.items())
     specs = tuple(ShardPlan(part, order).laid_out())
-    return FileMaking(part, precision, specs, tensors, _header(specs, notes))
+    return FileMaking(part, precision, specs, tensors, _header(specs, notes), layout)
 
 
 def _header(specs: Iterable[Spec], notes: Mapping[str, str]) -> bytes:

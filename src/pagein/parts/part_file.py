@@ -21,15 +21,15 @@ from os import close, stat_result
 from pathlib import Path
 from types import MappingProxyType
 
-from pagein.catalog.safetensors import StoredTensor, header_length, parse_header
+from pagein.catalog.safetensors import FILLER, StoredTensor, header_length, parse_header
+from pagein.catalog.split.plan import Part, PartFile, Role, SplitPlan
+from pagein.catalog.split.root import PartsRoot
 from pagein.errors import BadModelFile, PageinError, PartRefused
 from pagein.memory.buffers import Buffer
 from pagein.parts.audit import Audit, AuditLine, no_audit
-from pagein.parts.plan import Part, PartFile, Role, SplitPlan
 from pagein.parts.proven import Proven, stamp_of
 from pagein.parts.reading import Hash, Read, Reading, read_from_file
-from pagein.parts.root import PartsRoot
-from pagein.weights.shard_file import FILLER, PAGE
+from pagein.weights.shard_file import PAGE
 
 Reserve = Callable[[int], Callable[[], None]]
 """Takes bytes out of the allowance and returns what gives them back; raises PageinError where they are not there."""
@@ -134,6 +134,8 @@ class PartReader:
     ) -> None:
         """``proven`` remembers full proofs, so that reading an unchanged file again costs less; None: always full."""
         self.plan = plan
+        self.bytes_read = 0
+        """By all readings so far: a sign of life of one that takes long."""
         self._root, self._limits, self._audit = root, limits or Limits(), audit
         self._proven, self._clock, self._read = proven, clock, read
 
@@ -207,7 +209,7 @@ class PartReader:
         fast = self._proven.digest_of(entry.sha256, stamp_of(status)) if self._proven is not None else None
         full: Hash | None = hashlib.sha256() if fast is None else None
         quick: Hash | None = self._proven.new_hash() if self._proven is not None else None
-        reading = Reading(descriptor, buffer, self._read, self._clock, give_back, quick)
+        reading = Reading(descriptor, buffer, self._read_on, self._clock, give_back, quick)
         try:
             after = reading.run(entry.file, self._limits.seconds(entry.nbytes), full)
         finally:
@@ -228,6 +230,11 @@ class PartReader:
         if self._proven is not None and quick is not None:
             self._proven.remember(entry.sha256, stamp_of(status), quick.hexdigest())
         return buffer, fast is not None
+
+    def _read_on(self, descriptor: int, into: memoryview, offset: int) -> int:
+        count = self._read(descriptor, into, offset)
+        self.bytes_read += count
+        return count
 
     def _prove(
         self, entry: PartFile, buffer: Buffer, full: Hash | None, quick: Hash | None, fast: str | None, say: _Attempt

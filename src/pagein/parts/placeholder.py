@@ -100,6 +100,12 @@ def again(cold: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     )
 
 
+def again_as(cold: torch.Tensor, leaf: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a placeholder for what the same module computes of a tensor that is away."""
+    task, tensor = cast(_Cold, cold)._pagein
+    return placeholder(task, f"{tensor.rpartition('.')[0]}.{leaf}", shape, dtype, parameter=False)
+
+
 def is_cold(tensor: object) -> bool:
     """Tell whether this is a placeholder."""
     return isinstance(tensor, _Cold)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+import torch
+
+from pagein.catalog.split.plan import Part, Role, SplitPlan
+from pagein.catalog.split.precision import sizes_of
 from pagein.parts.adapters import SCALING, SEPARATOR, A, B
 from pagein.parts.guard import GuardRules
-from pagein.parts.plan import STORED, Part, Role, SplitPlan
 
 
-def room_for_all(plan: SplitPlan, rules: GuardRules) -> int:
-    """Return bytes with which nothing ever has to leave: all files are below the guard's watermark."""
-    return math.ceil(sum(one.nbytes for _, _, one in plan.files()) / rules.start)
+def room_for_all(plan: SplitPlan, forms: Mapping[str, str], rules: GuardRules) -> int:
+    """Return bytes with which nothing ever has to leave: all files that are used are below the guard's watermark."""
+    return math.ceil(sum(sizes_of(plan, forms).values()) / rules.start)
 
 
-def default_precision(part: Part) -> str:
-    """Return the precision of a part where none is wanted: as stored, if it has that."""
-    return STORED if STORED in part.files else next(iter(part.files))
+def kind_of_device(device: torch.device) -> str:
+    """Return what the rule of ``precision="auto"`` calls a device."""
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return "cuda without bf16"
+    return str(device.type)
 
 
 def chain_of(plan: SplitPlan, part: Part) -> list[str]:

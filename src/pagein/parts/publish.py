@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from pagein.catalog.split.packed import PACKED, WEIGHT, stem_of
+from pagein.catalog.split.plan import Part, PartFile, Role, SplitPlan, TensorEntry
 from pagein.errors import ModelUnsuited, PartRefused
 from pagein.parts.adapters import SCALING, SEPARATOR, Adapter, adapter_of
+from pagein.parts.packed_layers import PartLinear
 from pagein.parts.part_file import PartBytes
 from pagein.parts.placeholder import again, is_cold, placeholder
-from pagein.parts.plan import Part, PartFile, Role, SplitPlan
 from pagein.weights.sources import DTYPES
 
 Cast = Callable[[torch.Tensor], torch.Tensor]
@@ -66,9 +68,12 @@ class Held:
 class Seats:
     """All tensors of one model that parts have."""
 
-    def __init__(self, model: nn.Module, plan: SplitPlan, device: torch.device) -> None:
-        """Raises ModelUnsuited where the model has a parameter that no part has."""
-        self.device = device
+    def __init__(
+        self, model: nn.Module, plan: SplitPlan, device: torch.device, packed: frozenset[str] = frozenset()
+    ) -> None:
+        """``packed``: tensors of packed weights (`pack_layers`). Raises ModelUnsuited where the model has a parameter
+        that no part has."""
+        self.device, self.packed = device, packed
         self._seats = _find(model, plan)
         stored = {name for part in plan.parts.values() for name in part.tensor_names()}
         by_places = {id(seat) for name, seat in self._seats.items() if name in stored}
@@ -86,11 +91,15 @@ class Seats:
 
     def names(self, part: Part) -> set[str]:
         """The tensors of the model that a part brings; an adapter brings others beside."""
-        return {name for name in part.tensor_names() if self._is_seat(part, name)}
+        return {name for name in part.tensor_names() if name in self._seats}
 
     def seat(self, name: str) -> Seat:
         """Where a tensor hangs."""
         return self._seats[name]
+
+    def keeps_type(self, name: str) -> bool:
+        """Tell whether a tensor is computed from in no other type than it is stored in: nothing casts it."""
+        return name.endswith(f".{SCALING}") or name in self.packed
 
     def __contains__(self, name: str) -> bool:
         return name in self._seats
@@ -108,15 +117,26 @@ class Seats:
         for name, one in entry.tensors.items():
             stands_in = name.partition(SEPARATOR)[2]
             seat = self._seats.get(name if self._is_seat(part, name) else stands_in)
-            if seat is None and part.role is Role.ADAPTER:
+            if seat is None and part.role is Role.ADAPTER and self._other_form(name) is None:
+                self._check_stand_in(part, name, stands_in, one)
                 continue
             if seat is None:
-                raise ModelUnsuited(f"part {part.name!r} has the tensor {name!r}, the model does not")
+                raise self._no_seat(part, name)
+            if name in self.packed and DTYPES.get(one.dtype) != seat.now.dtype:
+                raise ModelUnsuited(f"part {part.name!r}: {name!r} is {one.dtype}, computed from is {seat.now.dtype}")
             if tuple(seat.now.shape) != one.shape:
                 have, want = list(seat.now.shape), list(one.shape)
                 raise ModelUnsuited(f"part {part.name!r}: {name!r} has the shape {want}, the model's is {have}")
             if one.dtype not in DTYPES:
                 raise ModelUnsuited(f"part {part.name!r}: torch has no type for {name!r}, which is {one.dtype}")
+
+    def _check_stand_in(self, part: Part, name: str, stands_in: str, one: TensorEntry) -> None:
+        """Raise ModelUnsuited where a weight that an adapter brings is of another shape than the packed one there."""
+        packed = self._seats.get(f"{stands_in.removesuffix(WEIGHT)}{PACKED}")
+        layer = packed.places[0][0] if packed is not None else None
+        if isinstance(layer, PartLinear) and layer.weight_shape != one.shape:
+            have, want = list(layer.weight_shape), list(one.shape)
+            raise ModelUnsuited(f"part {part.name!r}: {name!r} has the shape {want}, the model's is {have}")
 
     def prepare(self, part: Part, data: PartBytes, cast: Cast | None = None) -> Held:
         """Make the tensors of a part from its proven bytes; raises PartRefused. The caller closes what `Held` lacks."""
@@ -124,11 +144,7 @@ class Seats:
         tensors = {name: _view(data, flat, name) for name in data.tensors}
         copied = cast is not None or not self.on_host
         if copied:
-            change = cast or (lambda tensor: tensor.to(self.device))
-            tensors = {
-                name: _own(tensor if name.endswith(f".{SCALING}") else change(tensor), tensor)
-                for name, tensor in tensors.items()
-            }
+            tensors = {name: _own(self._changed(name, tensor, cast), tensor) for name, tensor in tensors.items()}
         mine = {name: tensors.pop(name) for name in list(tensors) if self._is_seat(part, name)}
         adapter = adapter_of(part.name, tensors, data.entry.file) if tensors else None
         nbytes = sum(_nbytes(one) for one in (*mine.values(), *tensors.values())) if copied else data.nbytes
@@ -162,6 +178,27 @@ class Seats:
         for name in entry.tensors:
             if self._is_seat(part, name) and is_cold(self._seats[name].now):
                 self._seats[name].hang(again(self._seats[name].now, dtypes[name]))
+
+    def _changed(self, name: str, tensor: torch.Tensor, cast: Cast | None) -> torch.Tensor:
+        """Return a tensor on the device, cast where it is to be; a LoRA's scaling is one number that stays here."""
+        if name.endswith(f".{SCALING}"):
+            return tensor
+        return (tensor if cast is None or self.keeps_type(name) else cast(tensor)).to(self.device)
+
+    def _other_form(self, name: str) -> str | None:
+        """Return what the model has in the place of a tensor: packed where that is not, or the other way round."""
+        stem = stem_of(name)
+        other = f"{stem}{WEIGHT}" if stem is not None else f"{name.removesuffix(WEIGHT)}{PACKED}"
+        return other if other in self._seats else None
+
+    def _no_seat(self, part: Part, name: str) -> ModelUnsuited:
+        other = self._other_form(name)
+        if other is not None:
+            return ModelUnsuited(
+                f"part {part.name!r} has {name!r}, the model computes from {other!r} there",
+                hint="a part that stands in another's place must come in the same precision where either is packed",
+            )
+        return ModelUnsuited(f"part {part.name!r} has the tensor {name!r}, the model does not")
 
     def _is_seat(self, part: Part, name: str) -> bool:
         return part.role is not Role.ADAPTER or name in self._seats

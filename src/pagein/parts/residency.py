@@ -22,9 +22,10 @@ from functools import partial
 from pagein.errors import PageinError, PartRefused, PartsBusy
 from pagein.parts.audit import LOADED, Audit, no_audit
 from pagein.parts.deferring import DeferringLock
+from pagein.parts.events import PartEventKind, PartEvents
 from pagein.parts.groups import Claim, Group, State
 from pagein.parts.guard import Guard
-from pagein.parts.line import Line
+from pagein.parts.line import Line, Wanted, is_wanted
 from pagein.parts.order import Order
 from pagein.parts.part_file import PartBytes, PartReader
 from pagein.parts.publish import Held, Seats
@@ -51,6 +52,7 @@ class Residency:
         """``patience``: seconds that the first of the line waits before others give way to it."""
         self.groups, self.seats, self.guard, self.reader = groups, seats, guard, reader
         self.lock, self.order, self.clock, self.level, self.audit = lock, order, clock, level, audit
+        self.events = PartEvents()
         self.standing: dict[str, str] = {}
         """For parts that were replaced, which one stands in their place."""
         self.room = threading.Condition(lock)  # type: ignore[arg-type]
@@ -59,12 +61,19 @@ class Residency:
     # ── for calls ───────────────────────────────────────────────────────────────────────────────────
 
     def acquire(
-        self, names: Sequence[str], task: str | None, who: str, wait: float, *, by_hand: bool = False
+        self,
+        names: Sequence[str],
+        task: str | None,
+        who: str,
+        wait: float,
+        *,
+        by_hand: bool = False,
+        wanted: Wanted = is_wanted,
     ) -> tuple[Group, ...]:
         """Take a lease on each part and return them, all in memory; `release` them once.
 
-        Blocks on the disk and for memory, ``wait`` seconds at most. Raises PartRefused, PartsBusy, PartsThrash,
-        PartTooLarge, PartAway; then nothing is held.
+        Blocks on the disk and for memory, ``wait`` seconds at most and no longer than it is ``wanted``. Raises
+        PartRefused, PartsBusy, PartsThrash, PartTooLarge, PartAway; then nothing is held.
         """
         with self.lock:
             groups = self.now(names)
@@ -73,7 +82,11 @@ class Residency:
                 return groups
         ends = self.clock() + wait
         while True:
-            groups, mine = self.line.enter(names, ends, wait, by_hand)
+            try:
+                groups, mine = self.line.enter(names, ends, wait, by_hand, wanted)
+            except PageinError as error:
+                self.events.add(PartEventKind.REFUSE, _part_of(error, names), task=task, reason=error.message)
+                raise
             try:
                 for group in mine:
                     self._load(group, task, who)
@@ -107,15 +120,12 @@ class Residency:
         """Let a part go; False where it is in use, pinned, or someone holds its tensors. Never waits for calls."""
         with self.lock:
             group = self.groups[name]
-            return self.can_leave(group) and self.evict(group)
+            return self.can_leave(group) and self.evict(group, "unloaded by hand")
 
     def sweep(self) -> int:
         """Let those parts go that the guard names, and return how many went: one pass."""
         with self.lock:
-            if self.level is not Level.AUTO:
-                return 0
-            named = [self.groups[one.part] for one in self.guard.plan_pass(self.clock())]
-            return sum(self.can_leave(one) and self.evict(one) for one in named)
+            return self.sweep_once() if self.level is Level.AUTO else 0
 
     def exclusively(self, act: Callable[[], None], wait: float) -> None:
         """Run ``act`` under the lock while no call runs and none begins; raises PartsBusy."""
@@ -129,6 +139,10 @@ class Residency:
             if self.guard.is_pinned(before):
                 self.guard.pin(before, False)
                 self.guard.pin(by)
+            if before != by:
+                self.events.add(
+                    PartEventKind.REPLACE, part, reason=f"{by!r} stands in its place, before it was {before!r}"
+                )
             return before
 
     # ── under the lock ──────────────────────────────────────────────────────────────────────────────
@@ -148,7 +162,7 @@ class Residency:
             group.leases += 1
             self.guard.take(group.name, now)
 
-    def evict(self, group: Group) -> bool:
+    def evict(self, group: Group, reason: str) -> bool:
         """Let a part go that can leave, and return whether it went. Without the lock while memory is given back."""
         assert group.state is State.HOT, group.state
         assert group.leases == 0, f"{group.name} has {group.leases} leases"
@@ -162,6 +176,7 @@ class Residency:
         if data is not None and looks_in is not None:
             self._keep(group, data, looks_in)
             return False
+        nbytes = self.guard.bytes_of(group.name)
         self.guard.begin_eviction(group.name)
         group.state = State.DRAINING
         self.lock.release()
@@ -175,9 +190,16 @@ class Residency:
             self.guard.finish_eviction(group.name, self.clock())
             group.state = State.COLD
             group.evictions += 1
+            self.events.add(PartEventKind.EVICT, group.name, nbytes=nbytes, reason=reason)
             group.changed.notify_all()
             self.room.notify_all()
         return True
+
+    def sweep_once(self) -> int:
+        """Let those parts go that the guard names now; returns how many went."""
+        named = self.guard.plan_pass(self.clock())
+        able = [(self.groups[one.part], one.reason) for one in named]
+        return sum(self.can_leave(group) and self.evict(group, reason) for group, reason in able)
 
     def cancel(self, claim: Claim) -> None:
         """Give the reserved memory of a load back that came to nothing."""
@@ -227,6 +249,7 @@ class Residency:
                     group.changed.notify_all()
                 else:
                     group.fail(error, self.clock(), lasting=isinstance(error, PartRefused))
+                    self.events.add(PartEventKind.REFUSE, group.name, task=task, reason=group.last_error)
             raise
         with self.lock:
             claim.settled = True
@@ -236,6 +259,10 @@ class Residency:
             now = self.clock()
             group.seconds = now - began
             self.guard.confirm(group.name, now, now - began, held.nbytes)
+            reason = f"for {who}" if who else None
+            self.events.add(
+                PartEventKind.LOAD, group.name, task=task, nbytes=held.nbytes, seconds=now - began, reason=reason
+            )
             group.changed.notify_all()
             self.room.notify_all()
         if held.data is None:
@@ -290,5 +317,12 @@ class Residency:
             bad = {group.name for group in groups if group.state is State.FAILED}
             back = [part for part, by in self.standing.items() if by in bad and by != part]
             for part in back:
-                del self.standing[part]
+                why = f"it serves on: {self.standing.pop(part)!r}, which stood in its place, cannot be loaded"
+                self.events.add(PartEventKind.REPLACE, part, reason=why)
             return bool(back)
+
+
+def _part_of(error: PageinError, names: Sequence[str]) -> str:
+    """The part that an error names; of one that names none, the last that the call wanted."""
+    named = error.details.get("part")
+    return named if isinstance(named, str) else names[-1]

@@ -15,9 +15,9 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from pagein.catalog.split.names import LONGEST, is_name
+from pagein.catalog.split.plan import Role, Saving
 from pagein.errors import SplitBroken
-from pagein.parts.names import LONGEST, is_name
-from pagein.parts.plan import Role, Saving
 from pagein.units import format_bytes
 
 BACKBONE = "backbone"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pagein.catalog.split.plan import STORED, SplitPlan
+from pagein.catalog.split.precision import Precisions, check_together, choose, extend
+from pagein.catalog.split.root import PartsRoot, read_plan
 from pagein.errors import ModelUnsuited, PartRefused, PartsBusy, TaskUnclear
 from pagein.parts.adapters import ACTIVE, Adapter, Owner, Selection
 from pagein.parts.adapting import make_adaptable
@@ -18,27 +21,28 @@ from pagein.parts.audit import Audit, no_audit
 from pagein.parts.building import Build, build_on_meta
 from pagein.parts.check import verify
 from pagein.parts.deferring import DeferringLock
+from pagein.parts.events import PartEventKind, PartEvents
 from pagein.parts.face import give_face
 from pagein.parts.groups import Group, groups_of, set_rivals
 from pagein.parts.guard import Guard, GuardRules
 from pagein.parts.lease import Lease, Stream, in_force
+from pagein.parts.levels import set_level
+from pagein.parts.line import Wanted, is_wanted
 from pagein.parts.order import order_on
+from pagein.parts.packed_layers import pack_layers
 from pagein.parts.part_file import Limits, PartReader
-from pagein.parts.plan import STORED, Part, SplitPlan
-from pagein.parts.plan_facts import adapted_modules, chain_of, default_precision, room_for_all
+from pagein.parts.plan_facts import adapted_modules, chain_of, kind_of_device, room_for_all
 from pagein.parts.proven import Proven
 from pagein.parts.publish import Cast, Seats
 from pagein.parts.report import PartsReport, report_of
 from pagein.parts.residency import Residency
 from pagein.parts.rollout import Level
-from pagein.parts.root import PartsRoot, read_plan
+from pagein.parts.shrinking import keep_within
+from pagein.parts.signing import Trust
 from pagein.parts.sweeper import Sweeper
 from pagein.parts.tripwire import lay_tripwires
-from pagein.parts.whole import cast_all, read_away
+from pagein.parts.whole import Still, cast_all
 from pagein.units import parse_bytes
-
-Precision = str | Mapping[str, str]
-"""One for all parts that have it, or one by part; what is not named is used as stored."""
 
 
 def load_parts(
@@ -47,7 +51,8 @@ def load_parts(
     *,
     device: str = "cpu",
     level: str | Level = Level.AUTO,
-    precision: Precision = STORED,
+    precision: Precisions = STORED,
+    trust: str | Path | None = None,
     build: Build | None = None,
     wait: float = 30.0,
     rules: GuardRules | None = None,
@@ -61,20 +66,30 @@ def load_parts(
     keeps it for longer. Without ``task`` a call inside a lease, or of a model with one task, works as ever.
 
     ``memory`` (bytes, or text like "4GiB"; default: all parts fit) is for the weights of all parts together.
+    ``precision``: one for all parts that have it, one by part, or "auto" (`catalog.split.precision` has its rule).
+    ``trust``: a public key (PEM); a split that it did not sign is refused before anything of it is used.
     ``wait``: seconds that a call waits for memory at most. ``sweep_seconds``: how often idle parts are looked for, None
     for never (`Parts.sweep`). Everything else of it is in ``model.pagein``, a `Parts`. Raises PlanRefused, PartRefused,
     PartTooLarge, ModelUnsuited, BadModelFile.
     """
+    vouch: Callable[[PartsRoot], Callable[[bytes], None] | None]
+    trusted = Trust(trust) if trust is not None else None
+    vouch = trusted.vouch if trusted is not None else _no_question
     root = PartsRoot(Path(path))
     try:
-        plan = read_plan(root)
-        model = build_on_meta(plan, root.folder, build)
+        plan = read_plan(root, vouch(root))
         rules = rules or GuardRules()
         wanted = parse_bytes(memory) if isinstance(memory, str) else memory
-        guard = Guard(room_for_all(plan, rules) if wanted is None else wanted, rules)
+        forms = choose(plan, precision, kind_of_device(torch.device(device)), wanted)
+        check_together(plan, forms)
+        model = build_on_meta(plan, root.folder, build)
+        if trusted is not None:
+            trusted.confirm(root, plan)
+        guard = Guard(room_for_all(plan, forms, rules) if wanted is None else wanted, rules)
         proven = Proven() if Proven.available() else None
         reader = PartReader(root, plan, limits=limits, audit=audit, proven=proven)
-        parts = Parts(model, root, reader, guard, torch.device(device), precision, wait, audit)
+        parts = Parts(model, root, reader, guard, torch.device(device), forms, precision, wait, audit)
+        parts.vouch = vouch(root)
         parts.has_limit = wanted is not None
     except BaseException:
         root.close()
@@ -97,7 +112,8 @@ class Parts:
         reader: PartReader,
         guard: Guard,
         device: torch.device,
-        precision: Precision = STORED,
+        forms: Mapping[str, str],
+        precision: Precisions = STORED,
         wait: float = 30.0,
         audit: Audit = no_audit,
         clock: Callable[[], float] = time.monotonic,
@@ -106,12 +122,16 @@ class Parts:
         self._root, self._reader, self._precision, self._clock = root, reader, precision, clock
         weakref.finalize(self, root.close).atexit = False
         self._digest = reader.plan.digest
-        self.seats = Seats(model, reader.plan, device)
+        self.vouch: Callable[[bytes], None] | None = None
+        """Asked of every plan that is read again."""
+        self.seats = Seats(model, reader.plan, device, pack_layers(model, reader.plan, forms))
         lock = DeferringLock()
-        groups = self._groups(reader.plan, lock)
+        groups = self._groups(reader.plan, forms, lock)
         self.residency = Residency(groups, self.seats, guard, reader, lock, order_on(device), clock, audit=audit)
         self.has_limit = True
         """Whether someone said how much memory all parts may take."""
+        self.pinned_by_level: set[str] = set()
+        """What level ``off`` keeps and nobody pinned by hand."""
         self._sweeper: Sweeper | None = None
         self._closed = False
         for group in groups.values():
@@ -140,12 +160,32 @@ class Parts:
         """How much is done on demand."""
         return self.residency.level
 
+    @property
+    def events(self) -> PartEvents:
+        """What happened to its parts of late."""
+        return self.residency.events
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of parts' files that were read so far: it grows while a load goes on."""
+        return self._reader.bytes_read
+
     # ── calls ───────────────────────────────────────────────────────────────────────────────────────
 
-    def lease(self, task: str | None = None, *, whole: bool = False, who: str = "", wait: float | None = None) -> Lease:
-        """Return a lease on a task's parts, to be held by ``with``; ``whole`` takes every part of the model.
+    def lease(
+        self,
+        task: str | None = None,
+        *,
+        whole: bool = False,
+        who: str = "",
+        wait: float | None = None,
+        wanted: Wanted = is_wanted,
+    ) -> Lease:
+        """Return a lease on a task's parts, to be held by ``with``; ``whole`` takes every part of the model, at any
+        level.
 
-        ``who`` stands in the audit line. Raises UnknownTask, or TaskUnclear where the model has several and none is
+        ``who`` stands in the audit line; ``wanted`` is asked now and then while it waits for memory, and ends the wait.
+        Raises UnknownTask, or TaskUnclear where the model has several and none is
         named.
         """
         name = self._task(task)
@@ -153,8 +193,8 @@ class Parts:
 
         def take() -> tuple[Group, ...]:
             if whole:
-                return self.residency.acquire(self._parts_of_tasks(), None, who, patience)
-            return self._acquire(name, who, patience, in_force(self.owner, name, ()))
+                return self.residency.acquire(self._whole_for(name), None, who, patience, by_hand=True, wanted=wanted)
+            return self._acquire(name, who, patience, in_force(self.owner, name, ()), wanted)
 
         return Lease(name, self.owner, take, self.residency.release, partial(self._select, name))
 
@@ -200,17 +240,23 @@ class Parts:
 
     def unload(self, part: str) -> bool:
         """Let a part go; False where it is not there, in use or pinned. Never waits for calls."""
-        return self.residency.unload(self._standing(part))
+        return self.residency.unload(self.standing(part))
 
-    def pin(self, part: str, pinned: bool = True) -> None:
-        """Keep a part once it is there, or no longer; brings nothing in."""
+    def pin(self, part: str, pinned: bool = True) -> bool:
+        """Keep a part once it is there, or no longer; brings nothing in. Returns whether that is a change."""
         with self.residency.lock:
-            self.residency.guard.pin(self._standing(part), pinned)
+            self.pinned_by_level.discard(self.plan.part(part).name)
+            name = self.standing(part)
+            changes = self.residency.guard.is_pinned(name) != pinned
+            if changes:
+                self.residency.guard.pin(name, pinned)
+                self.events.add(PartEventKind.PIN if pinned else PartEventKind.UNPIN, name)
+            return changes
 
     def warm(self, task: str, *, who: str = "warm-up") -> None:
-        """Bring a task's parts in before the first call of it."""
-        with self.lease(task, who=who):
-            pass
+        """Bring a task's parts in before the first call of it, at any level."""
+        found = self.plan.task(task)
+        self.residency.release(self.residency.acquire(found.parts, found.name, who, self.wait, by_hand=True))
 
     def replace(self, part: str, by: str, *, who: str = "") -> None:
         """Let a part stand in another's place while calls run: each of them has the old one or the new one, whole.
@@ -237,37 +283,32 @@ class Parts:
     def refresh(self) -> None:
         """Read the plan again: parts and tasks that were written since join. Raises PlanRefused where one that is known
         has another content now; then everything stays as it was."""
-        plan = read_plan(self._root)
+        plan = read_plan(self._root, self.vouch)
         known = self.residency.groups
         for name, part in plan.parts.items():
             if name in known and part.file(known[name].precision).sha256 != known[name].entry.sha256:
                 raise PartRefused(name, "has another content now; a part that changes needs a name of its own")
         lock = self.residency.lock
-        fresh = {name: one for name, one in self._groups(plan, lock).items() if name not in known}
+        forms = extend(plan, {name: group.precision for name, group in known.items()}, self._precision)
+        check_together(plan, forms)
+        fresh = {name: one for name, one in self._groups(plan, forms, lock).items() if name not in known}
         with lock:
             make_adaptable(self.model, adapted_modules(plan), self.owner)
             for name, group in known.items():
                 group.part = plan.parts.get(name, group.part)
-            known.update(fresh)
+            known.update(
+                {name: one for name, one in fresh.items() if name not in known}
+            )  # another may have been faster
             set_rivals(known.values(), self.seats)
             self._reader.plan, self._digest = plan, plan.digest
             if not self.has_limit:
-                self.residency.guard.set_allowance(room_for_all(plan, self.residency.guard.rules))
+                self.residency.guard.set_allowance(room_for_all(plan, forms, self.residency.guard.rules))
         if self.level is Level.OFF:
             self.set_level(Level.OFF)
 
     def set_level(self, level: str | Level) -> None:
         """Change how much is done on demand, with the next call; to ``off`` loads everything and keeps it."""
-        level, before = Level(level), self.residency.level
-        if level is Level.OFF:
-            for name in self._parts_of_tasks():
-                self.pin(name)
-                self.load(name, who="level off")
-        elif before is Level.OFF:
-            for name in self._parts_of_tasks():
-                if name != self.plan.backbone:
-                    self.pin(name, False)
-        self.residency.level = level
+        set_level(self, Level(level))
 
     def set_memory(self, memory: str | int) -> None:
         """Have other bytes for all parts; with fewer, idle parts leave at once, and those in use when they are idle."""
@@ -276,6 +317,15 @@ class Parts:
             self.residency.guard.set_allowance(parse_bytes(memory) if isinstance(memory, str) else memory)
         while self.sweep():
             pass
+
+    def keep_within(self, memory: int, wait: float) -> None:
+        """Have other bytes, as `set_memory`, and return once no more are taken; waits ``wait`` seconds for calls.
+
+        Raises PartTooLarge where what is pinned takes more, or what at this level leaves by hand only, and InUse where
+        calls go on; then they have as many bytes as before.
+        """
+        keep_within(self.residency, memory, wait)
+        self.has_limit = True
 
     def sweep(self) -> int:
         """Let idle parts go as the guard says: one pass; returns how many went."""
@@ -298,9 +348,9 @@ class Parts:
                 guard.report(now),
             )
 
-    def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Return tensors that are away, read from their files for the caller alone; raises PartRefused."""
-        return read_away(self, names)
+    def still(self) -> Still:
+        """Return, for a ``with``, all of the model as it is at its beginning: what is there stays until its end."""
+        return Still(self.residency)
 
     def cast(self, fn: Cast) -> None:
         """Do to every tensor what `Module.to` does; raises PartsBusy while calls run, ModelUnsuited."""
@@ -321,12 +371,14 @@ class Parts:
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _acquire(self, task: str, who: str, wait: float, held: Lease | None) -> tuple[Group, ...]:
+    def _acquire(
+        self, task: str, who: str, wait: float, held: Lease | None, wanted: Wanted = is_wanted
+    ) -> tuple[Group, ...]:
         if held is not None:  # waiting with a lease for what it keeps would be waiting for oneself
             groups = held.groups
             if self.residency.share(groups):
                 return groups
-        return self.residency.acquire(self.plan.tasks[task].parts, task, who, wait)
+        return self.residency.acquire(self.plan.tasks[task].parts, task, who, wait, wanted=wanted)
 
     def _select(self, task: str, groups: Sequence[Group]) -> Selection:
         """Return the adapters of a task's own parts, in the task's order; a lease may have others, too."""
@@ -346,23 +398,33 @@ class Parts:
             return next(iter(self.plan.tasks))
         raise TaskUnclear(list(self.plan.tasks), [])
 
-    def _standing(self, part: str) -> str:
+    def standing(self, part: str) -> str:
+        """Return the part that serves in a part's place now: itself, unless it was replaced. Raises UnknownPart."""
         name = self.plan.part(part).name
         return self.residency.standing.get(name, name)
 
-    def _parts_of_tasks(self) -> list[str]:
+    def _whole_for(self, task: str) -> list[str]:
+        """Return the parts of all tasks, the task's own first; of those that cannot be there together, the first."""
+        names = list(dict.fromkeys((*self.plan.tasks[task].parts, *self.parts_of_tasks())))
+        with self.residency.lock:
+            groups = self.residency.now(names)
+        found: list[str] = []
+        taken: set[str] = set()
+        for name, group in zip(names, groups, strict=True):
+            if not taken.intersection((group.name, *group.rivals)):
+                found.append(name)
+                taken.add(group.name)
+        return found
+
+    def parts_of_tasks(self) -> list[str]:
+        """Return the parts that any task names."""
         return list(dict.fromkeys(name for task in self.plan.tasks.values() for name in task.parts))
 
-    def _groups(self, plan: SplitPlan, lock: DeferringLock) -> dict[str, Group]:
-        groups = groups_of(
-            plan.parts.values(), self.seats, lock, {name: self._form(part) for name, part in plan.parts.items()}
-        )
+    def _groups(self, plan: SplitPlan, forms: Mapping[str, str], lock: DeferringLock) -> dict[str, Group]:
+        groups = groups_of(plan.parts.values(), self.seats, lock, forms)
         set_rivals(groups.values(), self.seats)
         return groups
 
-    def _form(self, part: Part) -> str:
-        """Return the precision that a part is used in: the wanted one, as stored where it has none of that."""
-        if isinstance(self._precision, str):
-            return self._precision if self._precision in part.files else default_precision(part)
-        wanted = self._precision.get(part.name)
-        return default_precision(part) if wanted is None else wanted
+
+def _no_question(root: PartsRoot) -> None:
+    """Where no key is trusted, no plan is asked for a signature."""

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from pagein.catalog.split.names import PATTERN, fold
+from pagein.catalog.split.reader import prompt_fault
 from pagein.config.faults import Fault, Key, Origin, config_error, shown
 from pagein.config.source import MAX_BYTES, Tree, read_text
 from pagein.config.values import nearest
 from pagein.errors import ConfigError
-from pagein.parts.names import PATTERN, fold
 
 CLASSES = {
     "base": "AutoModel",
@@ -119,6 +120,9 @@ class TaskEntry(_Entry):
     reads: tuple[str, ...] = ()
     """Tasks whose results this one's calls go on from."""
     max_new_tokens: Annotated[int, Field(ge=1, le=4096)] = 8
+    prompt: str | None = None
+    """Of kind ``generate``: what a chat's last message is put into where the model is served, with ``{text}`` in it for
+    the message. Samples are complete prompts already."""
 
     @field_validator("model_class")
     @classmethod
@@ -136,8 +140,17 @@ class TaskEntry(_Entry):
             raise ValueError(f"{shown(value)} is no path of attributes such as vision_model or text.encoder")
         return value
 
+    @field_validator("prompt")
+    @classmethod
+    def _one_place(cls, value: str | None) -> str | None:
+        if value is not None and (why := prompt_fault(value)) is not None:
+            raise ValueError(why)
+        return value
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.prompt is not None and self.kind is not Kind.GENERATE:
+            raise ValueError(f"prompt belongs to kind: generate, this task is of kind: {self.kind.value}")
         if (self.call is None) == (self.kind is Kind.CALL):
             raise ValueError("kind: call and the key call go together: what is called, and only there")
         if self.adapter is not None and (self.folder is not None or self.model_class is not None):

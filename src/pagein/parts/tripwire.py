@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from pagein.catalog.split.plan import Role
 from pagein.errors import NotResident
 from pagein.parts.groups import Group
-from pagein.parts.plan import Role
 from pagein.parts.residency import Residency
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
 
 from pagein.errors import ModelUnsuited
 from pagein.parts.groups import Group, State
+from pagein.parts.packed_layers import PartLinear
 from pagein.parts.publish import Cast, Held
 from pagein.parts.residency import Residency
 from pagein.weights.sources import DTYPES
@@ -18,39 +20,61 @@ if TYPE_CHECKING:
     from pagein.parts.runtime import Parts
 
 
-def read_away(parts: Parts, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Return tensors by the names given, read from the files of their parts and proven; nothing is hung or counted.
+class Still:
+    """All of a model as it is at one moment, for who copies it: one version of each part, whole.
 
-    Their memory is the caller's, beside the allowance. Raises PartRefused.
+    What is there stays until the end. Everything else is read from the file of the part that stood in its place then,
+    even where a call brings it, or another in its place, in meanwhile.
     """
-    home = parts.residency
-    wanted: dict[str, list[str]] = {}
-    for name in names:
-        wanted.setdefault(_home_of(home, name).name, []).append(name)
-    found: dict[str, torch.Tensor] = {}
-    for part, mine in wanted.items():
-        group = home.groups[part]
-        data = home.reader.read(None, part, group.precision, lambda nbytes: lambda: None, "whole model")
-        made = home.seats.prepare(group.part, data, group.cast)
-        if made.data is None:
-            data.close()
-        tensors = made.tensors
-        by_seat = {id(home.seats.seat(name)): tensor for name, tensor in tensors.items()}
-        found.update((name, by_seat[id(home.seats.seat(name))]) for name in mine)
-    return found
 
+    def __init__(self, home: Residency) -> None:
+        self._home = home
+        self._held: tuple[Group, ...] = ()
+        self._groups: dict[int, Group] = {}
 
-def _home_of(home: Residency, name: str) -> Group:
-    """Return the part that has a tensor now: of several that stand in each other's place, the one that stands."""
-    seat = home.seats.seat(name)
-    with home.lock:
-        able = [
-            one for one in home.groups.values() if any(home.seats.seat(n) is seat for n in home.seats.names(one.part))
-        ]
-        replaced = {part for part, by in home.standing.items() if part != by}
-        standing = set(home.standing.values())
-    able.sort(key=lambda one: (one.name in replaced, one.name not in standing, one.part.replaces is not None))
-    return able[0]
+    def __enter__(self) -> Still:
+        home = self._home
+        with home.lock:
+            replaced = {part for part, by in home.standing.items() if part != by}
+            standing = set(home.standing.values())
+            self._held = tuple(one for one in home.groups.values() if one.state is State.HOT)
+            home.take(self._held)
+            every = list(home.groups.values())
+        every.sort(key=lambda one: (one.name in replaced, one.name not in standing, one.part.replaces is not None))
+        for group in (*self._held, *every):
+            for name in home.seats.names(group.part):
+                self._groups.setdefault(id(home.seats.seat(name)), group)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._home.release(self._held)
+
+    def is_away(self, name: str) -> bool:
+        """Tell whether a tensor is to be read from a file, whatever hangs in its place by now."""
+        group = self._groups.get(id(self._home.seats.seat(name))) if name in self._home.seats else None
+        return group is not None and group not in self._held
+
+    def read(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Return tensors by the names given, read from the files of their parts and proven; nothing is hung or counted.
+
+        Their memory is the caller's, beside the allowance. Raises PartRefused.
+        """
+        home, seats = self._home, self._home.seats
+        wanted: dict[str, list[str]] = {}
+        for name in names:
+            wanted.setdefault(self._groups[id(seats.seat(name))].name, []).append(name)
+        found: dict[str, torch.Tensor] = {}
+        for part, mine in wanted.items():
+            group = home.groups[part]
+            data = home.reader.read(None, part, group.precision, lambda nbytes: lambda: None, "whole model")
+            made = seats.prepare(group.part, data, group.cast)
+            if made.data is None:
+                data.close()
+            by_seat = {id(seats.seat(name)): tensor for name, tensor in made.tensors.items()}
+            found.update((name, by_seat[id(seats.seat(name))]) for name in mine)
+        return found
 
 
 def cast_all(parts: Parts, fn: Cast) -> None:
@@ -71,17 +95,20 @@ def cast_all(parts: Parts, fn: Cast) -> None:
                 )
             dtypes[kind] = probe.dtype
     if any(before != after for before, after in dtypes.items()):
-        parts.residency.exclusively(partial(_cast, parts.residency, fn, dtypes), parts.wait)
+        layers = [one for one in parts.model.modules() if isinstance(one, PartLinear)]
+        parts.residency.exclusively(partial(_cast, parts.residency, fn, dtypes, layers), parts.wait)
 
 
-def _cast(home: Residency, fn: Cast, dtypes: dict[torch.dtype, torch.dtype]) -> None:
+def _cast(home: Residency, fn: Cast, dtypes: dict[torch.dtype, torch.dtype], layers: Iterable[PartLinear] = ()) -> None:
+    for layer in layers:
+        layer.dtype = fn(torch.empty(0, dtype=layer.dtype, device=home.seats.device)).dtype
     in_parts: set[int] = set()
     for group in home.groups.values():
         in_parts.update(id(home.seats.seat(name)) for name in home.seats.names(group.part))
         pinned = home.guard.is_pinned(group.name)
         if group.state is State.HOT and (not pinned or (group.held is not None and group.held.adapter is not None)):
             home.guard.pin(group.name, False)
-            home.evict(group)
+            home.evict(group, "cast to another type")
             home.guard.pin(group.name, pinned)
         before = group.cast
         group.cast = fn if before is None else _then(before, fn)
@@ -106,7 +133,7 @@ def _cast_in_place(home: Residency, group: Group, fn: Cast) -> None:
     for name in group.entry.tensors:
         if name in home.seats:
             now = home.seats.seat(name).now.detach()
-            changed = fn(now)
+            changed = now if home.seats.keeps_type(name) else fn(now)
             made[name] = changed.clone() if changed.data_ptr() == now.data_ptr() else changed
             del now, changed
     nbytes = sum(one.numel() * one.element_size() for one in made.values())
@@ -124,6 +151,7 @@ def _expect(home: Residency, group: Group) -> None:
     group.cast_bytes, kinds = 0, group.cast_types
     for name, one in group.entry.tensors.items():
         stored = DTYPES[one.dtype]
-        kinds[name] = group.cast(torch.empty(0, dtype=stored, device=home.seats.device)).dtype
+        probe = torch.empty(0, dtype=stored, device=home.seats.device)
+        kinds[name] = stored if home.seats.keeps_type(name) else group.cast(probe).dtype
         group.cast_bytes += one.nbytes // stored.itemsize * kinds[name].itemsize
     home.seats.cast_cold(group.part, group.entry, kinds)

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pagein.catalog.safetensors import FILLER
+from pagein.catalog.split.names import DIGITS, file_name, part_of_file
+from pagein.catalog.split.plan import PLAN_NAME, Part, PartFile, SplitPlan, TensorEntry, encode
+from pagein.catalog.split.reader import parse_plan
+from pagein.catalog.split.root import PartsRoot, read_plan
 from pagein.errors import InUse, PageinError, PlanRefused, SplitBroken
 from pagein.kv.snapshot import DRAFT, create_private, draft_of, sync_folder
 from pagein.parts.making import FileMaking, Making, lay_out
-from pagein.parts.names import DIGITS, file_name, part_of_file
-from pagein.parts.plan import PLAN_NAME, Part, PartFile, SplitPlan, TensorEntry, encode
-from pagein.parts.plan_reader import parse_plan
-from pagein.parts.root import PartsRoot, read_plan
-from pagein.weights.shard_file import FILLER
 from pagein.weights.shards import check_space
 
 LOCK_NAME = ".split_plan.lock"
@@ -64,13 +64,15 @@ def forecast(folder: Path, making: Making) -> tuple[int, int]:
 def write_split(folder: Path, making: Making, progress: Callable[[Step], None] = lambda step: None) -> Written:
     """Write a split and return what was done; on return it is on the disk, and before, the old one was.
 
-    Raises DiskFull before anything is written, InUse where another run writes here, SplitBroken where a tensor comes
-    out otherwise than said, PlanRefused where parts and tasks do not fit together; then the old split stands.
+    Raises DiskFull before anything is written, InUse where another run writes here or has meanwhile, SplitBroken where
+    a tensor comes out otherwise than said, PlanRefused where parts and tasks do not fit together; then the old split
+    stands.
     """
     files = lay_out(making)
     folder.mkdir(parents=True, exist_ok=True)
     with _only_writer(folder):
         before = _plan_before(folder)
+        _check_standing(folder, making, before)
         swept = sweep_drafts(folder)
         found = [find_finished(folder, file) for file in files]
         _check_plan(making, files)
@@ -198,6 +200,15 @@ def _plan_before(folder: Path) -> SplitPlan | None:
         return None
 
 
+def _check_standing(folder: Path, making: Making, before: SplitPlan | None) -> None:
+    """Raise InUse where parts joined or went since it was decided what stays: this plan would drop or revive them."""
+    now = before.parts if before is not None else {}
+    if making.standing and dict(making.standing) != dict(now):
+        changed = sorted(name for name in {*making.standing, *now} if making.standing.get(name) != now.get(name))
+        why = f"another run changed the split meanwhile ({', '.join(changed[:4])})"
+        raise InUse(f"{folder}: {why}, nothing was written", hint="do it again")
+
+
 def _content(file: FileMaking) -> Iterator[bytes | memoryview]:
     yield file.header
     for spec in file.specs:
@@ -220,12 +231,15 @@ def _content(file: FileMaking) -> Iterator[bytes | memoryview]:
 
 
 def _digest_if_ours(path: Path, file: FileMaking) -> str | None:
-    """Return the sha256 of a file that has the expected size and header; None for others, mostly unread."""
+    """Return the sha256 of a file of ours that has the expected size and header; None for others, mostly unread."""
     hashed = hashlib.sha256()
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb", buffering=0) as source:
-            if os.fstat(descriptor).st_size != file.nbytes or source.read(len(file.header)) != file.header:
+            status = os.fstat(descriptor)
+            if status.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid) or status.st_nlink != 1:
+                return None  # whoever wrote it could have given it any digest in its name
+            if status.st_size != file.nbytes or source.read(len(file.header)) != file.header:
                 return None
             hashed.update(file.header)
             while chunk := source.read(_CHUNK):
@@ -241,7 +255,7 @@ def _entry(file: FileMaking, digest: str) -> PartFile:
         for spec in file.specs
         if not spec.name.startswith(FILLER)
     }
-    return PartFile(file_name(file.part, digest), file.nbytes, digest, tensors)
+    return PartFile(file_name(file.part, digest), file.nbytes, digest, tensors, file.layout)
 
 
 def _check_plan(making: Making, files: list[FileMaking]) -> None:

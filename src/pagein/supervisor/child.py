@@ -78,16 +78,18 @@ class Child:
         spare: Booted | None = None,
         registry: Registry | None = None,
         identity: str = "",
+        configured: WorkerSpec | None = None,
     ) -> Child:
         """Start a worker and wait until its model is ready, at most ``spec.ready_timeout`` seconds.
 
         ``on_spawn`` gets the process id before the worker has its spec, so before it takes memory: the place for limits
         and the meter. ``spare`` is a worker process that waits already (`Spare.take`). ``registry`` records the worker,
-        ``identity`` tells its weights in its `worker_digest`. Raises LoadFailed, or the error that the engine reported,
+        ``identity`` tells its weights in its `worker_digest`, which is that of the ``configured`` spec where this start
+        has another. Raises LoadFailed, or the error that the engine reported,
         with the last log lines, when the worker fails, ends or is late. Its whole tree is gone then; so it is when the
         call is cancelled.
         """
-        launched, spec = await launch(spec, environ, log, spare, registry, identity)
+        launched, spec = await launch(spec, environ, log, spare, registry, identity, configured)
         child = cls(launched)
         try:
             try:

@@ -84,9 +84,11 @@ async def launch(
     booted: Booted | None = None,
     registry: Registry | None = None,
     identity: str = "",
+    configured: WorkerSpec | None = None,
 ) -> tuple[Launched, WorkerSpec]:
     """Make a worker process the worker of a model: the one that waits already, or a new one.
 
+    ``configured`` is the spec that tells it from others for the next daemon, where this start has another.
     Returns it with the spec that it is to get. Raises LoadFailed when the system refuses.
     """
     log.begin()
@@ -110,7 +112,7 @@ async def launch(
     if booted.entry is not None:
         booted.entry.become_worker(
             name=spec.name,
-            digest=worker_digest(spec, environ, identity),
+            digest=worker_digest(configured or spec, environ, identity),
             token=spec.token,
             socket_dir=folder,
             allowance=spec.allowance,

@@ -73,6 +73,9 @@ class Seat(Generic[T]):
             self.error = error
         self.done = True
         self.wants = None
+
+    def tell(self) -> None:
+        """Say that it has ended, once its place is free."""
         if self._on_end is not None:
             self._on_end(self)
 
@@ -164,6 +167,7 @@ class Lockstep:
         for seat in waiting:
             seat.cancelled = True
             self._let_go(seat)
+            seat.tell()
         self._call_off(list(self.seats))
 
     def turn(self) -> bool:
@@ -291,6 +295,7 @@ class Lockstep:
             set_random_state(outer)
         if seat.done:
             self.taken_tokens -= seat.tokens
+            seat.tell()
         if isinstance(seat.error, KeyboardInterrupt):  # it is meant for the whole thread
             raise seat.error
 
@@ -299,8 +304,6 @@ class Lockstep:
             seat.fiber.throw(Left)
         else:
             seat.done = True
-            if seat._on_end is not None:
-                seat._on_end(seat)
 
 
 def _nothing(unit: int) -> None:

@@ -15,15 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pagein.catalog.safetensors import BITS
+from pagein.catalog.safetensors import BITS, FILLER
 from pagein.kv.snapshot import draft_of, sync_folder
 
 PAGE = 4096
 ALIGNED = 64
 LARGE = 1024**2
 """Bytes from which on a tensor begins at a page: what that wastes is under 0.4 %."""
-FILLER = "pagein.filler."
-"""What the names of tensors begin with that only fill a gap."""
 DIGEST_KEY = "pagein_data_sha256"
 _CHUNK = 8 * 1024**2
 

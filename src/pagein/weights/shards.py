@@ -20,10 +20,10 @@ from pathlib import Path
 from pagein.catalog.bounded import bad, read_json
 from pagein.catalog.folder import inside
 from pagein.catalog.identity import digest as identity
-from pagein.catalog.safetensors import INDEX_LIMIT, INDEX_NAME, StoredTensor, read_safetensors
+from pagein.catalog.safetensors import FILLER, INDEX_LIMIT, INDEX_NAME, StoredTensor, read_safetensors
 from pagein.errors import BadModelFile, DiskFull, ModelUnsuited
 from pagein.kv.snapshot import draft_of, sync_folder
-from pagein.weights.shard_file import FILLER, data_digest
+from pagein.weights.shard_file import data_digest
 
 VERSION = 1
 MANIFEST = "manifest.json"

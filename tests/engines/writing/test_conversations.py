@@ -306,3 +306,21 @@ def test_a_thousand_cancels_on_a_model_leave_no_block(kept):
     report = engine._conversations.report()
     assert report["leaks"] == []
     assert report["turns"] > 200
+
+
+async def test_the_blocks_on_the_disk_are_read_through(kept, tmp_path):
+    """The worker that has the store answers for it: part by part, what is damaged is told and dropped."""
+    running = kept()
+    await Talk(running, STORY * 3, conversation="c").turn()
+    await wish(running, forget=[])  # between two passes
+    async with asyncio.timeout(60):
+        while (await pool_of(running))["writing"]:
+            await asyncio.sleep(0)
+    told = (await wish(running, check="")).body
+    assert (told["checked"] > 2, told["faults"], told["left"], told["next"]) == (True, [], 0, None)
+    with open(next((tmp_path / "blocks").glob("*.slots")), "r+b") as file:
+        file.write(b"damage")
+    spoiled = (await wish(running, check="")).body
+    assert len(spoiled["faults"]) == 1
+    assert (await wish(running, check="")).body["checked"] == told["checked"] - 1
+    assert (await wish(running, check="nowhere")).status == 400

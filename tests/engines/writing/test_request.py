@@ -7,11 +7,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from pagein.daemon.blocks import KINDS
 from pagein.engines.local.writer import Whose
 from pagein.engines.writing.request import reused_of
 from pagein.engines.writing.turns import Turn
-from pagein.kv.cache.answers import Reuse, Source
-from pagein.kv.worth import Pace
+from pagein.kv.cache.answers import Reuse, Source, Why
 
 pytestmark = pytest.mark.torch
 
@@ -34,18 +34,12 @@ def test_what_came_back_from_below_counts_as_restored(source, restored):
     assert (found.prompt_seconds, found.write_seconds) == (1.0, 2.0)
 
 
-def test_a_miss_has_its_kind():
-    """By the pool's own words for it: slower by measured speeds, other settings, damaged, other tokens."""
-    pace = Pace()
-    pace.prefilled(10_000, 0.001)
-    slower = pace.can_restore(10, 10**9).reason
-    for reason, kind in (
-        (slower, "slower"),
-        ("computed with other weights (was a, is b)", "settings"),
-        ("KV block 3 of 'full' is lost: it does not verify", "damaged"),
-        ("nothing that is known begins like this prompt", "tokens"),
-    ):
-        assert told(Reuse(0, Source.NONE, reason, 9)).miss == f"{kind}: {reason}"
+@pytest.mark.parametrize("kind", [*Why, None])
+def test_a_miss_has_its_kind(kind):
+    """The pool's own, whatever its words are: they are for people."""
+    found = told(Reuse(0, Source.NONE, "not worth it, with other weights, is lost", 9, kind=kind))
+    assert found.miss == f"{kind or 'tokens'}: not worth it, with other weights, is lost"
+    assert found.miss.partition(":")[0] in KINDS
 
 
 def test_what_is_not_looked_for_is_said():

@@ -138,17 +138,19 @@ async def test_without_a_limit_a_text_ends_with_the_context(run):
     assert reply.body["choices"][0]["finish_reason"] in ("length", "stop")
 
 
-async def test_a_client_that_leaves_frees_its_place(run):
+async def test_a_client_that_leaves_frees_its_place(run, monkeypatch):
     """The KV that it kept is there for the next one, which needs all of it."""
     running = run(parallel=1, context=256)
     hub = running.engine._model.pagein.lockstep
+    turn, taken = hub.turn, set()
+    monkeypatch.setattr(hub, "turn", lambda: (taken.add(hub.taken_tokens), turn())[1])
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(path=running.endpoint.socket)) as session:
         asked = {"prompt": "abc", "stream": True, "max_tokens": 250, "temperature": 5.0, "seed": 2}
         async with session.post(f"http://w{COMPLETIONS}", json=asked) as answer:
             assert (await answer.content.readline()).startswith(b"data:")
-            assert hub.taken_tokens == 253
     assert len(await complete(running, "a" * 200, 50)) > 0
     assert hub.taken_tokens == 0
+    assert taken >= {253, 250}  # by its own thread: this one may look when the text has ended by itself
 
 
 async def test_its_allowance_goes_down_and_up_while_it_writes(run):

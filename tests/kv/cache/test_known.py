@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from pagein.kv.blocks.keys import BLOCK, chain
-from pagein.kv.cache.find import find, side_lengths
+from pagein.kv.cache.find import Piece, find, first_block, side_lengths
 from pagein.kv.cache.known import Known
 
 ROOT = bytes(32)
@@ -126,3 +130,63 @@ def test_path_to_the_root():
     nodes = grown(known, range(192))
     known.freed(0, 0)
     assert known.path(nodes[2]) == (nodes, ROOT)
+
+
+@given(st.data())
+def test_found_as_a_plain_search_finds_it(data: st.DataObject):
+    """Whatever lies where, in groups with and without windows: the longest prefix that all of them can serve."""
+    windows = tuple(data.draw(st.lists(st.sampled_from([None, 2, 65, 100, 129, 300]), min_size=1, max_size=3)))
+    said = data.draw(st.integers(1, 7)) * BLOCK - data.draw(st.integers(0, BLOCK - 1))
+    known = Known(len(windows))
+    grown(known, range(said), len(windows))
+    known.add(ROOT, [1, 2, 3])  # lies nowhere
+    for group in range(len(windows)):
+        for block in data.draw(st.sets(st.integers(0, 6), max_size=4)):
+            known.freed(group, block)
+    asked = [*range(data.draw(st.integers(1, 450))), *data.draw(st.lists(st.just(-1), max_size=3))]
+    limit = data.draw(st.integers(1, len(asked)))
+    lies = [[at for at in range(7) if known_at(known, said, at, group)] for group in range(len(windows))]
+    common = min(limit, len([one for one in asked if one >= 0]), said)
+
+    def serves(length: int) -> bool:
+        return all(
+            at in lies[group]
+            for group, window in enumerate(windows)
+            for at in range(first_block(length, window), -(-length // BLOCK))
+        )
+
+    # What begins otherwise within a block serves as far as it is alike; lengths within a block need the same blocks.
+    want = next((length for length in range(common, 0, -1) if serves(length)), 0)
+    found = find(known, chain(ROOT, asked), ROOT, windows, limit)
+    ends = {want, want // BLOCK * BLOCK}
+    assert found.length in ends or all(window is not None for window in windows)
+    assert found.length <= want
+    assert want == 0 or found.length > want - BLOCK
+    for pieces, window in zip(found.pieces, windows, strict=True):
+        wanted = range(first_block(found.length, window), -(-found.length // BLOCK)) if found.length else ()
+        assert [piece.index for piece in pieces] == list(wanted)
+
+
+def known_at(known: Known, said: int, at: int, group: int) -> bool:
+    """Tell whether a block of a text lies on the device."""
+    links = chain(ROOT, range(said))
+    node = known.get(links[at][0]) if at < len(links) else None
+    return node is not None and node.device[group] is not None
+
+
+def test_a_long_text_with_windows_is_found_by_one_look_at_each_block(monkeypatch: pytest.MonkeyPatch):
+    """Where the window holds nothing useful, no length is tried by listing its blocks; what is found is listed once."""
+    known = Known(2)
+    grown(known, range(BLOCK * 200), groups=2)
+    for block in range(3, 200):
+        known.freed(1, block)
+    made = []
+
+    class Counting(Piece):
+        def __init__(self, *fields):
+            made.append(fields)
+            super().__init__(*fields)
+
+    monkeypatch.setattr("pagein.kv.cache.find.Piece", Counting)
+    assert held(known, range(BLOCK * 200), (None, 130)) == BLOCK * 3
+    assert len(made) == 3 + 3

@@ -10,8 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from pagein.errors import KvFull
 from pagein.kv.cache import building
 from pagein.kv.cache.answers import Place, Source
+from pagein.kv.cache.device import DeviceTier
 from pagein.kv.cache.host import HostTier
 from pagein.kv.cache.lanes import CudaLane, page_lock
 from tests.kv.cache.tiers import Plain, check_whole, make, pool_of, turn, words, write
@@ -170,3 +172,50 @@ class Gate:
     def allow(self) -> None:
         """One more step."""
         self._steps.release()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_shrinking_gives_memory_back_at_once(kind: str, monkeypatch: pytest.MonkeyPatch):
+    """Where memory is taken at once, as on a GPU, a smaller budget frees it though views are left, and turns go on."""
+    monkeypatch.setattr(DeviceTier, "by_page", False)
+    model = make(kind)
+    plain = Plain(model)
+    pool, _ = on_stand_in(monkeypatch, model, 40, None, 1 << 20, max_tokens=700)
+    taken = lambda: sum(one.untyped_storage().nbytes() for a in pool.device.arenas for one in (a.keys, a.values))  # noqa: E731
+    whole = pool.device.memory
+    assert taken() <= whole
+    said = plain.turn("c", words(300))
+    cache = pool.open("c")
+    cache.begin(words(300))
+    half = write(model, cache, words(300), 3)
+    old = [view.untyped_storage() for a in pool.device.arenas for view in (a.run_keys(0, 0), a.run_values(0, 0))]
+    for share in (4, 2):
+        pool.resize(whole // share)
+        assert taken() <= whole // share
+    assert [one.nbytes() for one in old] == [0] * len(old)
+    cache.end(write(model, cache, half, 3))
+    prompt = [*said, *words(50, seed=1)]
+    for memory in (1, whole):
+        assert pool.resize(memory) <= memory
+        assert taken() <= max(memory, sum(group.block_bytes for group in pool.geometry.groups))
+    out, reuse = turn(pool, model, "c", prompt)
+    assert out == plain.turn("c", prompt)
+    assert reuse.source is Source.HOST
+    check_whole(pool)
+    pool.close()
+
+
+def test_what_turns_hold_is_not_shrunk(monkeypatch: pytest.MonkeyPatch):
+    """A budget that a turn does not fit in is refused with both numbers, and everything is as it was."""
+    monkeypatch.setattr(DeviceTier, "by_page", False)
+    model = make("gemma3")
+    pool, _ = on_stand_in(monkeypatch, model, 40, None, 1 << 20, max_tokens=700)
+    cache, prompt = pool.open("c"), words(500)
+    cache.begin(prompt)
+    half = write(model, cache, prompt, 3)
+    with pytest.raises(KvFull, match="turns in progress"):
+        pool.resize(pool.device.memory // 8)
+    cache.end(write(model, cache, half, 3))
+    assert cache.tokens == Plain(model).turn("c", prompt)[:-1]
+    check_whole(pool)
+    pool.close()

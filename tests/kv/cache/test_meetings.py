@@ -175,8 +175,8 @@ def test_a_closed_cache_begins_no_turn(tmp_path: Path):
 def test_two_turns_need_the_same_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """While one turn lets an idle conversation leave, another one waits for what that frees: it is not full."""
     model = make()
-    pool = pool_of(model, 20, tmp_path, settings=QUIET)
-    turn(pool, model, "old", words(18 * 64 - 10))
+    pool = pool_of(model, 22, tmp_path, settings=QUIET)
+    turn(pool, model, "old", words(15 * 64 - 10))
     inside, waits, go_on, found = threading.Event(), threading.Event(), threading.Event(), []
     save, wait = pool._below.save, pool._books.news.wait
 
@@ -193,7 +193,7 @@ def test_two_turns_need_the_same_room(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(pool._books.news, "wait", waiting)
 
     def begin(name: str, seed: int) -> None:
-        cache, prompt = pool.open(name), words(320, seed=seed)
+        cache, prompt = pool.open(name), words(480, seed=seed)
         try:
             cache.begin(prompt)
             logits(model, cache, prompt, 0)

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from pagein.kv.cache.answers import Source
+from pagein.kv.cache.answers import Source, Why
 from tests.kv.cache.tiers import ARGUMENT, Plain, check_whole, make, pool_of, turn, words, write
 
 pytestmark = pytest.mark.torch
@@ -172,7 +172,7 @@ def test_wrong_model_is_a_miss(field: str, change, tmp_path: Path):
     other = change()
     pool = pool_of(other, 40, tmp_path)
     out, reuse = turn(pool, other, "c", text)
-    assert reuse.tokens == 0
+    assert (reuse.tokens, reuse.kind) == (0, Why.SETTINGS)
     assert field in reuse.reason
     assert out == Plain(other).turn("c", text)
     pool.close()
@@ -205,6 +205,33 @@ def test_beams_on_a_restored_prefix(tmp_path: Path):
     assert one.reuse.source is Source.DISK
     assert out == write(model, DynamicCache(config=model.config), text, 12, num_beams=4)
     check_whole(pool)
+    pool.close()
+
+
+def test_why_no_more_is_reused(tmp_path: Path):
+    """The label is set where the reason is made: nothing known, another ending, slower than computing, damaged."""
+    model, text = make(), words(300)
+    pool = pool_of(model, 40, tmp_path, settings={"worth": True})
+    assert turn(pool, model, "c", text)[1].kind is Why.EMPTY
+    other = turn(pool, model, "c", [*text[:100], *words(50, seed=1)])[1]
+    assert (other.tokens, other.kind) == (100, Why.TOKENS)
+    assert turn(pool, model, "c", words(50, seed=2))[1].kind is Why.TOKENS
+    turn(pool, model, "d", text)
+    again = turn(pool, model, "e", text)[1]
+    assert (again.tokens, again.kind) == (299, None)
+    pool.close()
+    pool = pool_of(model, 40, tmp_path, settings={"worth": True})
+    pool._books.pace.prefilled(10_000, 0.0001)
+    pool._books.pace.restored(10_000, 1.0)
+    slower = turn(pool, model, "f", text)[1]
+    assert (slower.tokens, slower.kind) == (0, Why.SLOWER)
+    pool.close()
+    for file in tmp_path.glob("*.slots"):
+        with file.open("r+b") as slots:
+            slots.write(bytes(file.stat().st_size))
+    pool = pool_of(model, 40, tmp_path)
+    damaged = turn(pool, model, "g", text)[1]
+    assert (damaged.tokens, damaged.kind) == (0, Why.DAMAGED)
     pool.close()
 
 

@@ -8,8 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kv.disk.build import disk_bytes
 from tests.kv.disk.crash import CAP, check
+
+pytestmark = pytest.mark.scenarios
 
 SCRIPT = Path(__file__).parent / "crash.py"
 TOP = Path(__file__).parents[3]

@@ -1,4 +1,4 @@
-"""The path on which a worker shows its pool of KV caches, and is told which of them must go."""
+"""The path on which a worker shows its pool of KV caches, and is told which of them must go, or be read through."""
 
 from __future__ import annotations
 
@@ -40,6 +40,10 @@ class Pooled(Protocol):
         """Remove what was not used for so many seconds, or all."""
         ...
 
+    async def check(self, after: str | None) -> dict[str, object]:
+        """Read a part of the blocks on the disk through, JSON-ready; ValueError for a place that is none."""
+        ...
+
 
 def add_kv_route(router: web.UrlDispatcher, engine: Pooled) -> None:
     """Answer the path."""
@@ -48,7 +52,9 @@ def add_kv_route(router: web.UrlDispatcher, engine: Pooled) -> None:
         return web.json_response(await engine.kv_report())
 
     async def act(request: web.Request) -> web.Response:
-        fields = await read_json(request, ("forget", "idle", "all"))
+        fields = await read_json(request, ("forget", "idle", "all", "check"))
+        if (place := fields.text("check")) is not None:
+            return web.json_response(await _check(engine, place))
         freed = await _act(engine, fields)
         return web.json_response({"conversations": freed.conversations, "bytes": freed.bytes})
 
@@ -63,7 +69,14 @@ async def _act(engine: Pooled, fields: Fields) -> Freed:
         return await engine.thin_out(idle)
     if fields.flag("all"):
         return await engine.thin_out(None)
-    refuse("forget", "say what shall go: forget, idle or all")
+    refuse("forget", "say what shall go (forget, idle or all), or what to check")
+
+
+async def _check(engine: Pooled, place: str) -> dict[str, object]:
+    try:
+        return await engine.check(place or None)
+    except ValueError as error:
+        refuse("check", str(error))
 
 
 def _named(value: object) -> list[tuple[str, str]]:

@@ -102,7 +102,7 @@ def _message(value: object, at: int) -> Message:
     if role not in _ROLES:
         refuse("messages", f"{place}.role is {str(role)[:80]!r}; this engine knows {', '.join(_ROLES)}")
     if value.get("tool_calls") or value.get("function_call"):
-        refuse("messages", f"{place} calls a tool, which this engine (transformers) does not do")
+        refuse("messages", f"{place} calls a tool, which this engine does not do")
     return {"role": "system" if role == "developer" else str(role), "content": _content(value.get("content"), place)}
 
 

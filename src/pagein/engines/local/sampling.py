@@ -71,7 +71,7 @@ def read_sampling(fields: Fields) -> Sampling:
         if value is not None and not any(
             value == one and isinstance(value, bool) == isinstance(one, bool) for one in values
         ):
-            refuse(name, f"{name} is not supported by this engine (transformers); leave it out")
+            refuse(name, f"{name} is not supported by this engine; leave it out")
     return Sampling(
         max_tokens=_max_tokens(fields),
         temperature=fields.number("temperature", 0.0, 5.0),

@@ -32,7 +32,7 @@ class TextsWanted:
 async def read_embeddings(request: web.Request) -> TextsWanted:
     """Read a request of `/v1/embeddings` (OpenAI's shape)."""
     fields = await read_json(request, _EMBEDDING_FIELDS)
-    texts = _inputs(fields)
+    texts = read_inputs(fields)
     as_base64 = fields.choice("encoding_format", ("float", "base64")) == "base64"
     return TextsWanted(texts, as_base64, fields.whole("dimensions", 1, 1 << 20))
 
@@ -58,7 +58,8 @@ async def embeddings(name: str, model: Embedder, request: web.Request) -> Work:
     return lambda _: embeddings_answer(name, wanted, model.embed(wanted.texts))
 
 
-def _inputs(fields: Fields) -> list[str]:
+def read_inputs(fields: Fields) -> list[str]:
+    """Read the field ``input``: a text, or a list of them."""
     value = fields.need("input")
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts:

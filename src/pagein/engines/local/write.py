@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Generic, TypeVar
 
 from aiohttp import web
 
 from pagein.engines.local import life
-from pagein.engines.local.door import as_failure, problem
+from pagein.engines.local.answer import Answer
+from pagein.engines.local.door import Handler, as_failure, problem
 from pagein.engines.local.prompts import Wanted, read_chat, read_completion
 from pagein.engines.local.replies import DONE, Shapes, fault
 from pagein.engines.local.texts import embeddings_answer, read_embeddings
@@ -22,53 +25,75 @@ from pagein.units import format_duration
 _EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _STILL_THERE = b": computing\n\n"
 _Item = str | Ending | Exception
+T = TypeVar("T")
+W = TypeVar("W", bound=Writer)
 
 
-class Desk:
-    """Answers the requests of one model; at most ``parallel`` are held at once, further ones wait unread."""
+class WriterDesk(ABC, Generic[W]):
+    """Answers requests for text and for vectors; at most ``parallel`` are held at once, further ones wait unread."""
 
-    def __init__(self, name: str, writer: Writer, parallel: int) -> None:
-        self._name, self._writer, self._parallel = name, writer, parallel
+    def __init__(self, name: str, parallel: int) -> None:
+        self.name, self._parallel = name, parallel
 
-    def add_routes(self, router: web.UrlDispatcher) -> None:
-        """Answer the paths of what the model can do; called on the event loop."""
-        slots = asyncio.Semaphore(self._parallel)
-        handlers: dict[Capability, Callable[[web.Request], Awaitable[web.StreamResponse]]] = {
-            Capability.CHAT: lambda request: self._write(request, read_chat),
-            Capability.COMPLETION: lambda request: self._write(request, read_completion),
+    @abstractmethod
+    def writer_for(self, request: web.Request, capability: Capability) -> W:
+        """Return what answers a request; raises PageinError."""
+
+    @abstractmethod
+    def beats(self) -> int:
+        """Return a number that grows while something is computed: whoever waits can tell that from a hang."""
+
+    def handlers(self) -> dict[Capability, Handler]:
+        """Return what answers each path."""
+        return {
+            Capability.CHAT: lambda request: self._write(request, Capability.CHAT, read_chat),
+            Capability.COMPLETION: lambda request: self._write(request, Capability.COMPLETION, read_completion),
             Capability.EMBEDDING: self._embed,
         }
 
-        def held(
-            handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
-        ) -> Callable[..., Awaitable[web.StreamResponse]]:
+    def add_routes(self, router: web.UrlDispatcher) -> None:
+        """Answer the paths; called on the event loop."""
+        slots = asyncio.Semaphore(self._parallel)
+
+        def held(handler: Handler) -> Callable[..., Awaitable[web.StreamResponse]]:
             async def act(request: web.Request) -> web.StreamResponse:
                 async with slots:
                     return await handler(request)
 
             return act
 
-        for capability in self._writer.capabilities:
-            router.add_post(PATHS[capability], held(handlers[capability]))
+        for capability, handler in self.handlers().items():
+            router.add_post(PATHS[capability], held(handler))
 
     async def _embed(self, request: web.Request) -> web.Response:
-        wanted, begin = await read_embeddings(request), time.monotonic()
+        capability = Capability.EMBEDDING
+        writer = self.writer_for(request, capability)
+        wanted = await read_embeddings(request)
+        found = writer.embed(wanted.texts)
+        return await self.answered(request, capability, found, lambda one: embeddings_answer(self.name, wanted, one))
+
+    async def answered(
+        self, request: web.Request, capability: Capability, work: Awaitable[T], answer: Callable[[T], Answer]
+    ) -> web.Response:
+        """Wait for a result, with signs of life, and answer with it."""
+        begin = time.monotonic()
         try:
-            found = await life.alive(request, life.Pulse(self._writer.beats), self._writer.embed(wanted.texts))
+            found = await life.alive(request, life.Pulse(self.beats), work)
         except Exception as error:
-            raise as_failure(self._name, error) from error
-        answer = embeddings_answer(self._name, wanted, found)
-        _log("embedding", answer.note, begin)
-        return web.Response(body=answer.body, content_type=answer.content_type, charset="utf-8")
+            raise as_failure(self.name, error) from error
+        made = answer(found)
+        _log(capability, made.note, begin)
+        return web.Response(body=made.body, content_type=made.content_type, charset="utf-8")
 
     async def _write(
-        self, request: web.Request, read: Callable[[web.Request], Awaitable[Wanted]]
+        self, request: web.Request, capability: Capability, read: Callable[[web.Request], Awaitable[Wanted]]
     ) -> web.StreamResponse:
+        writer = self.writer_for(request, capability)
         wanted, begin = await read(request), time.monotonic()
-        prompt = await asyncio.to_thread(self._prompt, wanted)
-        talk = _Talk(self._name)
-        call_off = self._writer.write(prompt, wanted.sampling, talk.deliver, _whose(request, wanted))
-        shapes, pulse = Shapes(self._name, chat=wanted.messages is not None), life.Pulse(self._writer.beats)
+        prompt = await asyncio.to_thread(_prompt, writer, wanted)
+        talk = _Talk(self.name)
+        call_off = writer.write(prompt, wanted.sampling, talk.deliver, _whose(request, wanted))
+        shapes, pulse = Shapes(self.name, chat=wanted.messages is not None), life.Pulse(self.beats)
         try:
             if wanted.stream:
                 return await self._events(request, wanted, shapes, talk, pulse)
@@ -78,11 +103,6 @@ class Desk:
             call_off()
             if talk.over is not None:
                 _log("completion" if wanted.messages is None else "chat", _note(talk.over), begin)
-
-    def _prompt(self, wanted: Wanted) -> Prompt:
-        if wanted.messages is None:
-            return self._writer.text(wanted.prompt)
-        return self._writer.chat(wanted.messages, wanted.template_options)
 
     async def _events(
         self, request: web.Request, wanted: Wanted, shapes: Shapes, talk: _Talk, pulse: life.Pulse
@@ -109,6 +129,33 @@ class Desk:
         await response.write(DONE)
         await response.write_eof()
         return response
+
+
+class Desk(WriterDesk[Writer]):
+    """Answers the requests of one model."""
+
+    def __init__(self, name: str, writer: Writer, parallel: int) -> None:
+        super().__init__(name, parallel)
+        self._writer = writer
+
+    def writer_for(self, request: web.Request, capability: Capability) -> Writer:
+        """Return the one that there is."""
+        return self._writer
+
+    def beats(self) -> int:
+        """Return the writer's."""
+        return self._writer.beats()
+
+    def handlers(self) -> dict[Capability, Handler]:
+        """Return what answers the paths of what the model can do."""
+        every = super().handlers()
+        return {capability: every[capability] for capability in self._writer.capabilities}
+
+
+def _prompt(writer: Writer, wanted: Wanted) -> Prompt:
+    if wanted.messages is None:
+        return writer.text(wanted.prompt)
+    return writer.chat(wanted.messages, wanted.template_options)
 
 
 async def _whole(request: web.Request, talk: _Talk, pulse: life.Pulse) -> str:

@@ -5,12 +5,11 @@ Everything that changes the pool happens in the compute thread, between two pass
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass, replace
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ class Conversations:
     ) -> None:
         """``memory``: the pool's bytes on the device while the model is awake."""
         self.pool, self.memory, self.has_encoder = pool, memory, geometry.has_encoder
-        self._most = bisect_right(range(context + 1), memory, key=partial(bytes_of_text, geometry)) - 1
+        self._most = bisect_left(range(context + 1), True, key=lambda tokens: not pool.could_ever(tokens)) - 1
         self.turns = Turns(pool, hub, can_park=can_park)
         self._model = model
         self._name = str(cache_name(model))
@@ -83,7 +82,7 @@ class Conversations:
         except (StoreInUse, OSError) as error:  # a cache: the model serves without it
             print(f"conversations are not kept on the disk: {error}", flush=True)
             disk, pool = None, make(None)
-        can_park = bool(disk or pinned) and not settings.lossy
+        can_park = bool(disk or pinned)
         return cls(model, geometry, pool, hub, memory, context, can_park=can_park)
 
     # ── one turn ────────────────────────────────────────────────────────────────────────────────
@@ -161,8 +160,8 @@ class Conversations:
 
     @property
     def can_shrink(self) -> bool:
-        """Whether memory that the pool does not use goes back to the system: not off the CPU."""
-        return self.pool.device.device.type == "cpu" and not self.has_encoder
+        """Whether memory that the pool does not use goes back: a decoder's behind an encoder has room from the plan."""
+        return not self.has_encoder
 
     def live_with(self, memory: int) -> None:
         """Keep to other bytes, between two passes: what is idle leaves, then turns are parked. Raises KvFull."""
@@ -218,11 +217,12 @@ def pool_bytes(geometry: Geometry, context: int, texts: int, *, divided: bool) -
     ``divided``: the groups of layers have shares of their own (off the CPU), each of which must hold that one.
     """
     tokens = context + int(geometry.has_encoder)
-    rests = geometry.kv_bytes(tokens)
+    rests, beside = geometry.kv_bytes(tokens), geometry.beside_bytes(tokens)
     if not divided:
-        return max(texts * rests, bytes_of_text(geometry, tokens))
+        return max(texts * rests, bytes_of_text(geometry, tokens)) + texts * beside
     pairs = zip(blocks_of_text(geometry, tokens), geometry.groups, strict=True)
-    return max(texts * rests, *(-(-rests * most // group.blocks(tokens)) for most, group in pairs))
+    whole = rests + beside
+    return max(texts * whole, *(-(-whole * most // group.blocks(tokens)) for most, group in pairs))
 
 
 def _plain(value: Any) -> Any:

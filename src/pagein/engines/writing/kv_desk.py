@@ -27,3 +27,7 @@ class KvDesk:
     async def thin_out(self, idle: float | None) -> Freed:
         """Remove what was not used for so long, or all, between two passes."""
         return await self._hub.between(lambda: self._conversations.thin_out(idle))
+
+    async def check(self, after: str | None) -> dict[str, object]:
+        """Read a part of the blocks on the disk through, beside the compute thread."""
+        return await asyncio.to_thread(self._conversations.pool.check_disk, after)

@@ -32,20 +32,13 @@ class Body:
         """Return one vector (width, fp32, length 1) of a text's tokens."""
         ids = torch.tensor([tokens], device=self._model.device)  # the body's own may be meta
         if self._cache is None:
-            pooled = self._pool(self._body(input_ids=ids).last_hidden_state[0])
+            pooled = pool(self._body(input_ids=ids).last_hidden_state[0], self._pooling)
         elif self._conversations is None:
             pooled = self._in_chunks(ids, self._cache, None)
         else:
             with self._conversations.scratch(tokens) as cache:
                 pooled = self._in_chunks(ids, self._cache, cache)
-        vector: Floats = pooled.cpu().numpy().astype(np.float32)
-        return vector / max(float(np.linalg.norm(vector)), 1e-12)
-
-    def _pool(self, states: torch.Tensor) -> torch.Tensor:
-        """(tokens × width) → (width) in fp32."""
-        if self._pooling == "mean":
-            return states.float().mean(dim=0)
-        return states[0 if self._pooling == "cls" else -1].float()
+        return unit(pooled)
 
     def _in_chunks(self, ids: torch.Tensor, cache: str, blocks: Any) -> torch.Tensor:
         """The same with the KV cache of what came before, so that activations stay those of a chunk."""
@@ -59,6 +52,19 @@ class Body:
             total = total + states.sum(dim=0)
             ends += [states[0], states[-1]]
         return {"mean": total / ids.shape[1], "cls": ends[0], "last": ends[-1]}[self._pooling]
+
+
+def pool(states: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+    """Return one vector of a text's states: (tokens × width) → (width) in fp32."""
+    if pooling == "mean":
+        return states.float().mean(dim=0)
+    return states[0 if pooling == "cls" else -1].float()
+
+
+def unit(pooled: torch.Tensor) -> Floats:
+    """Return a vector of length 1."""
+    vector: Floats = pooled.cpu().numpy().astype(np.float32)
+    return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 
 def pooling_of(folder: Path) -> Pooling:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from pagein.engines.local.fields import refuse
 from pagein.engines.local.model import Embeddings, Floats
 from pagein.engines.local.sampling import Sampling
 from pagein.engines.local.writer import Deliver, Ending, Message, Prompt, Whose, Writer
 from pagein.engines.writing.conversations import Conversations
+from pagein.engines.writing.ear import ends_of, settings_for, tokens_to_write
 from pagein.engines.writing.hub import Hub
-from pagein.engines.writing.request import Request, settings_for
+from pagein.engines.writing.request import Request
+from pagein.engines.writing.tokens import Tokens
 from pagein.engines.writing.vectors import Body
 from pagein.errors import ContextLengthExceeded
 from pagein.protocol import Capability
@@ -41,47 +41,35 @@ class TransformersWriter(Writer):
         self,
         name: str,
         model: Any,
-        tokeniser: Any,
+        tokens: Tokens,
         hub: Hub,
         guard: Guard,
         body: Body,
         context: int,
         conversations: Conversations | None = None,
     ) -> None:
-        self._name, self._model, self._tokeniser, self._hub, self._guard = name, model, tokeniser, hub, guard
+        self._name, self._model, self._tokens, self._hub, self._guard = name, model, tokens, hub, guard
         self._body, self.context, self._conversations = body, context, conversations
-        self._ends = _ends(model, tokeniser)
-        self._lock = threading.Lock()  # a tokeniser changes while it encodes
-        self.capabilities = capabilities_of(model, tokeniser)
+        self._ends = ends_of(model, tokens.tokeniser)
+        self.capabilities = capabilities_of(model, tokens)
 
     def chat(self, messages: Sequence[Message], template_options: Mapping[str, object]) -> Prompt:
         """Render the template; its faults are the request's."""
-        try:
-            with self._lock:
-                text = self._tokeniser.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=True, **template_options
-                )
-        except Exception as error:  # a template raises what it likes
-            refuse("messages", f"the chat template of {self._name!r} refuses these messages: {str(error)[:300]}")
-        return Prompt(self._encode(text, special=False))
+        return self._tokens.chat(messages, template_options)
 
     def text(self, prompt: str) -> Prompt:
         """Encode a bare prompt."""
-        return Prompt(self._encode(prompt, special=True))
+        return Prompt(self._tokens.encode(prompt, special=True))
 
     def write(self, prompt: Prompt, sampling: Sampling, deliver: Deliver, whose: Whose) -> Callable[[], None]:
         """Queue a generation; it joins once there is room for its prompt, and what it lacks then others yield."""
         count = len(prompt.tokens)
-        if count >= self.context:
-            raise ContextLengthExceeded(self._name, count, self.context)
-        new = sampling.max_tokens if sampling.max_tokens is not None else self.context - count
-        if count + new > self.context:
-            raise ContextLengthExceeded(self._name, count + new, self.context, "max_tokens")
+        new = tokens_to_write(self._name, count, sampling, self.context)
         settings = settings_for(self._model.generation_config, sampling, new, self._ends)
         told = self._conversations
         if told is not None and not told.has_encoder:
             told.check(count + new)
-        request = Request(self._model, prompt, sampling, settings, self._decode, deliver, told, whose)
+        request = Request(self._model, prompt, sampling, settings, self._tokens.decode, deliver, told, whose)
 
         def job() -> Ending:
             self._guard.check()
@@ -96,7 +84,7 @@ class TransformersWriter(Writer):
 
     async def embed(self, texts: Sequence[str]) -> Embeddings:
         """Compute the texts some at a time, each of them as if alone."""
-        tokens = await asyncio.to_thread(lambda: [self._encode(text, special=True) for text in texts])
+        tokens = await asyncio.to_thread(lambda: [self._tokens.encode(text, special=True) for text in texts])
         for one in tokens:
             if len(one) > self.context:
                 raise ContextLengthExceeded(self._name, len(one), self.context)
@@ -128,32 +116,13 @@ class TransformersWriter(Writer):
 
         return job
 
-    def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
-        with self._lock:
-            tokens = self._tokeniser(text, add_special_tokens=special)["input_ids"]
-        if not tokens:
-            refuse("prompt", "the text has no tokens")
-        return tuple(tokens)
 
-    def _decode(self, tokens: Sequence[int]) -> str:
-        text: str = self._tokeniser.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
-
-
-def capabilities_of(model: Any, tokeniser: Any) -> list[Capability]:
+def capabilities_of(model: Any, tokens: Tokens) -> list[Capability]:
     """What a model can be asked for."""
     if not model.can_generate():
         return [Capability.EMBEDDING]
-    chat = [Capability.CHAT] if tokeniser.chat_template is not None else []
+    chat = [Capability.CHAT] if tokens.has_template else []
     return [*chat, Capability.COMPLETION, Capability.EMBEDDING]
-
-
-def _ends(model: Any, tokeniser: Any) -> list[int]:
-    """The tokens that end a text: those of the model's settings, else the tokeniser's."""
-    settings = getattr(model, "generation_config", None)
-    told = settings.eos_token_id if settings is not None else None
-    told = tokeniser.eos_token_id if told is None else told
-    return [] if told is None else [int(one) for one in (told if isinstance(told, list | tuple) else [told])]
 
 
 def _tell(seat: Seat[Ending], deliver: Deliver) -> None:

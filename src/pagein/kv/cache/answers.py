@@ -21,6 +21,23 @@ class Source(StrEnum):
     """Nothing was reused."""
 
 
+class Why(StrEnum):
+    """What kept a turn from reusing more; a label for metrics."""
+
+    EMPTY = "empty"
+    """Nothing is known of this conversation, nor of one that begins alike."""
+    TOKENS = "tokens"
+    """What is known goes on otherwise, or cannot be taken back to where it does."""
+    SETTINGS = "settings"
+    """What is known was computed by other weights, types or settings."""
+    SLOWER = "slower"
+    """Computing it is faster than bringing it up, by measured speeds."""
+    DAMAGED = "damaged"
+    """What lies below is not what was written, or cannot be read."""
+    ENCODER = "encoder"
+    """What a decoder keeps depends on more than its own tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reuse:
     """What is reused at the begin of a turn; the other tokens of the prompt are computed."""
@@ -36,6 +53,8 @@ class Reuse:
     """Bytes that came up from a lower tier for it."""
     seconds: float = 0.0
     """What that took, as far as `begin` waited for it."""
+    kind: Why | None = None
+    """Why not more, as a label; None where all but the last token is reused."""
 
     @property
     def computed(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 
@@ -21,11 +22,14 @@ class Arena:
     only, and `give_back` returns those of blocks that were used; on another device they are allocated at once.
     """
 
-    def __init__(self, group: Group, most: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, group: Group, most: int, device: torch.device | str = "cpu", *, by_page: bool | None = None
+    ) -> None:
         assert most > 0, most
         self.group = group
         self.most = most
         self.device = torch.device(device)
+        self._by_page = self.device.type == "cpu" if by_page is None else by_page
         shape, layers = group.shape, len(group.layers)
         sizes = [(layers, shape.heads, most * BLOCK, dim) for dim in (shape.key_dim, shape.value_dim)]
         self._buffers: list[Buffer] = []
@@ -33,16 +37,23 @@ class Arena:
         with torch.inference_mode(False):
             self.keys, self.values = (self._reserve(size) for size in sizes)
         """All layers of all blocks: [layers, heads, most*64, dim]."""
+        self._blocks = [self._as_blocks(whole) for whole in (self.keys, self.values)] if self._buffers else []
 
     def _reserve(self, size: tuple[int, ...]) -> torch.Tensor:
         dtype = self.group.shape.dtype
-        if self.device.type != "cpu":
+        if not self._by_page:
             return torch.empty(size, dtype=dtype, device=self.device)
         if not prod(size):
             return torch.empty(size, dtype=dtype)
         buffer = Buffer(prod(size) * dtype.itemsize, huge=False)
         self._buffers.append(buffer)
         return torch.frombuffer(buffer.view, dtype=dtype).view(size)
+
+    def _as_blocks(self, whole: torch.Tensor) -> Any:
+        """The same memory as an array of bytes: [layers, heads, most, bytes of a block]."""
+        layers, heads, tokens, dim = whole.shape
+        flat = whole.view(-1).view(torch.uint8).numpy()
+        return flat.reshape(layers, heads, tokens // BLOCK, BLOCK * dim * whole.element_size())
 
     def run_keys(self, layer: int, first: int) -> torch.Tensor:
         """View of K of a layer (its place in the group) from a block to the end: [1, heads, tokens, key_dim]."""
@@ -112,6 +123,9 @@ class Arena:
 
     def unpack_block(self, block: int, flat: torch.Tensor, rows: int = BLOCK, layers: slice = slice(None)) -> None:
         """Fill the first rows of a block from what `pack_block` made, of the same rows and layers; any device."""
+        if self._blocks:
+            self._unpack_here(block, flat.numpy(), rows, layers)
+            return
         at = block * BLOCK
         parts = [whole[layers].narrow(2, at, rows) for whole in (self.keys, self.values)]
         count = parts[0].shape[0]
@@ -119,6 +133,39 @@ class Arena:
         split = parts[0][0].numel()
         for part, piece in zip(parts, (table[:, :split], table[:, split:]), strict=True):
             part.copy_(piece.reshape(part.shape), non_blocking=True)
+
+    def _unpack_here(self, block: int, flat: Any, rows: int, layers: slice) -> None:
+        """The same as plain copies of bytes: several threads unpack, and torch would take more for each copy."""
+        heads, begin = self.group.shape.heads, 0
+        count = len(range(len(self.group.layers))[layers])
+        table = flat.reshape(count, -1)
+        for whole in self._blocks:
+            row = whole.shape[3] // BLOCK * rows
+            piece = table[:, begin : begin + heads * row].reshape(count, heads, row)
+            whole[layers, :, block, :row] = piece
+            begin += heads * row
+
+    def refit(self, most: int, live: Sequence[int]) -> None:
+        """Have memory for ``most`` blocks instead, where it is taken at once; what lies in ``live`` ones stays.
+
+        The old memory is given back before the new is taken, K and V one after the other: live blocks pass through
+        the host's. Views of the old have no memory any more.
+        """
+        assert not self._buffers, "it comes by pages: `give_back` does the same"
+        with torch.inference_mode(False), torch.no_grad():
+            self.keys = self._refitted(self.keys, most, live)
+            self.values = self._refitted(self.values, most, live)
+        self.most = most
+
+    def _refitted(self, whole: torch.Tensor, most: int, live: Sequence[int]) -> torch.Tensor:
+        layers, heads, _, dim = whole.shape
+        at = torch.tensor(live, dtype=torch.int64, device=self.device)
+        kept = [layer.view(heads, self.most, BLOCK * dim).index_select(1, at).to("cpu") for layer in whole]
+        whole.untyped_storage().resize_(0)
+        fresh = self._reserve((layers, heads, most * BLOCK, dim))
+        for layer, rows in zip(fresh, kept, strict=True):
+            layer.view(heads, most, BLOCK * dim).index_copy_(1, at, rows.to(self.device))
+        return fresh
 
     def give_back(self, first: int, count: int) -> None:
         """Return the memory of free blocks to the system; what is read there next is zeros. Nothing off the CPU.
@@ -141,5 +188,5 @@ class Arena:
         """Give all memory back; views that somebody still has read zeros. Idempotent."""
         for buffer in self._buffers:
             buffer.close()
-        if self.device.type != "cpu":
+        if not self._by_page:
             self.keys = self.values = torch.empty(0, dtype=self.group.shape.dtype, device=self.device)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from pagein.errors import CacheMismatch, KvBusy
+from pagein.errors import CacheMismatch, KvBusy, KvFull
 from pagein.kv.blocks.keys import BLOCK
+from pagein.kv.cache.beside import Beside
 from pagein.kv.cache.device import DeviceTier
+from pagein.kv.cache.geometry import blocks_of, kept_from
 from pagein.kv.cache.row import Row, reserve_all
+
+if TYPE_CHECKING:
+    from pagein.kv.cache.stretch import Stretch
 
 
 class Placement:
@@ -71,6 +77,9 @@ class Batch:
         """Tokens that the rows have blocks for: what every layer reaches by the end of the pass."""
         self.recording = False
         """Windows keep everything until the next `crop` (`activate_past_recording`)."""
+        self.side = Beside(device, "the state of layers without K and V")
+        self.gathers = Beside(device, "rows that a pass gathers")
+        """Of one layer at a time, for as long as a turn goes on."""
         self.tokens: list[int] = []
         """What the first tokens of every row are, as far as somebody said so (`TieredCache.end`)."""
         self.lowest = 0
@@ -80,6 +89,10 @@ class Batch:
         """Between two turns of a conversation in a pool: its blocks may leave, so that no pass may use them."""
         self.landed: Callable[[int], None] | None = None
         """Called with a layer's index before it is read: waits until its blocks are there (promotion)."""
+        self.stretch: Stretch | None = None
+        """Has the rows of layers that look at all tokens, where these are more than the device can hold."""
+        self.overflow: Callable[[int], bool] | None = None
+        """Asked with a length where blocks lack for it: True where there is a `stretch` now, and to try again."""
 
     def advance(self, rows: int, end: int) -> None:
         """Begin a pass that takes all layers to ``end`` tokens; KvFull, and nothing changed, where it cannot."""
@@ -91,10 +104,57 @@ class Batch:
             raise CacheMismatch("a pass over a cache", "been closed", f"{end} tokens")
         if rows != len(self.rows):
             self._become(rows)
-        took = reserve_all(self.rows, end - self.length, self.recording)
+        took = self._reserve(end)
         if took and len(self.rows) > 1:  # tables have grown; a single row notes itself when its run broke
             self._forget_places()
         self.length = end
+
+    def _reserve(self, end: int) -> int:
+        """Have room in blocks, beside them and in the `stretch` for so many tokens; returns the blocks taken."""
+        if self.stretch is not None:
+            self.stretch.prepare(end, self.expected)
+        self.side.hold(max(len(self.rows) * self.device.geometry.side_bytes(end), self.side.size))
+        jumps = not self.recording and any(self._jumps(group, end) for group in range(len(self.places)))
+        if jumps:  # such a pass cannot be taken back: what it may gather is counted before
+            self.gathers.hold(max(self._gathered(group, end, jumps=True) for group in range(len(self.places))))
+        try:
+            took = reserve_all(self.rows, end - self.length, self.recording)
+        except KvFull:
+            alone = len(self.rows) == 1 and self.stretch is None and self.agreed
+            if not alone or self.overflow is None or not self.overflow(end):
+                raise
+            return self._reserve(end)
+        in_place = all(isinstance(one, Placement) and one.first is not None for one in self.places)
+        if took or self.gathers.size or not in_place:
+            try:
+                self.hold_gathers(end)
+            except KvFull:
+                for row in self.rows:
+                    row.crop(self.length)
+                raise
+        return took
+
+    def hold_gathers(self, end: int) -> None:
+        """Have what attention copies together counted before it does: nothing for one row of consecutive blocks."""
+        self.gathers.hold(max((self._gathered(group, end) for group in range(len(self.places))), default=0))
+
+    def _jumps(self, group: int, end: int) -> bool:
+        """A prompt is so long that a window begins anew behind what is there."""
+        return self.length > 0 and kept_from(end, self.rows[0].chains[group].group.window) > self.length
+
+    def _gathered(self, group: int, end: int, *, jumps: bool = False) -> int:
+        """Bytes of what is copied together of one layer; ``jumps``: at most, before anything has grown."""
+        if group in self.rows[0].away:
+            return 0
+        chains = [row.chains[group] for row in self.rows]
+        size, window = chains[0].group.shape.token_bytes, chains[0].group.window
+        tokens = 0
+        if jumps:
+            tokens = len(chains) * (blocks_of(end) * BLOCK - kept_from(end, window))
+        elif len(chains) > 1 or (chains[0].blocks and chains[0].run is None):
+            tokens = sum(len(chain.blocks) for chain in chains) * BLOCK
+        left = [chain.retired or (chain.blocks if jumps and self._jumps(group, end) else []) for chain in chains]
+        return (tokens + sum(len(blocks) for blocks in left) * BLOCK) * size
 
     def _become(self, rows: int) -> None:
         """One row is a prefix that all of a wider batch begin with (beams, several answers)."""
@@ -158,6 +218,7 @@ class Batch:
 
     def settle(self) -> None:
         """Let go, between two turns, of what no layer looks at any more."""
+        self.gathers.free()
         for row in self.rows:
             row.trim()
 
@@ -165,10 +226,26 @@ class Batch:
         """Tell whether `crop` to a length would be exact."""
         return all(row.can_crop(length) for row in self.rows)
 
+    def arrive(self) -> None:
+        """Wait for all layers of a promotion, before blocks are copied elsewhere; KvLost where some do not come."""
+        if self.landed is not None:
+            for index in sorted(one.index for group in self.device.geometry.groups for one in group.layers):
+                self.landed(index)
+
     def fork(self) -> Batch:
         """Return a batch of the same rows that shares all blocks."""
         other = Batch(self.device, len(self.lengths), self.expected)
-        other.rows = [row.fork(other.places) for row in self.rows]
+        if not other.side.could_hold(self.side.size):
+            raise KvFull(
+                self.side.size, max(self.device.free_bytes, 0), "a copy of the state of layers without K and V"
+            )
+        other.rows = []
+        try:
+            for row in self.rows:
+                other.rows.append(row.fork(other.places))
+        except BaseException:
+            other.release()
+            raise
         other.tokens = list(self.tokens)
         other._set_length(self.length)
         return other
@@ -176,6 +253,7 @@ class Batch:
     def become(self, other: Batch) -> None:
         """Take over the rows of another batch of the same device, which is empty then."""
         self.release()
+        self.side, other.side = other.side, self.side
         self.rows, self.tokens, self.recording = other.rows, list(other.tokens), other.recording
         for row in self.rows:
             row.places = self.places
@@ -196,9 +274,14 @@ class Batch:
 
     def release(self) -> None:
         """Let go of everything: one empty row is left. Idempotent."""
+        stretch, self.stretch = self.stretch, None
+        if stretch is not None:
+            stretch.close()
         for row in self.rows:
             row.release()
         del self.rows[1:]
+        self.side.free()
+        self.gathers.free()
         self.tokens.clear()
         self._set_length(0)
         self._forget_places()

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from pagein.kv.cache.books import Books
+from pagein.kv.cache.books import Books, Hold
 from pagein.kv.cache.cold import Cold
 from pagein.kv.cache.form import Form
 from pagein.kv.cache.host import HostTier
-from pagein.kv.cache.known import Node
+from pagein.kv.cache.known import Node, Text
 from pagein.kv.cache.settings import Mark
 from pagein.memory.buffers import Buffer
 
@@ -52,39 +52,39 @@ class Below:
         """Tell whether a block is where write-behind wants it: on the disk, or without one in host memory."""
         return self.cold.has(node, group) if self.cold is not None else node.host[group] is not None
 
-    def packed(self, group: int, block: int, rows: int, after: Any) -> Any:
-        """Return a copy of a block's first rows in host memory, packed; its caller has a hold of it."""
-        into = torch.empty(self.forms[group].bytes(rows), dtype=torch.uint8)
-        self._copy(group, block, rows, into, after)
+    def packed(self, hold: Hold, rows: int, after: Any) -> Any:
+        """Return a copy of the first rows of a hold's one block in host memory, packed."""
+        into = torch.empty(self.forms[hold.group].bytes(rows), dtype=torch.uint8)
+        self._copy(hold, rows, into, after)
         return into
 
-    def save(
-        self, path: Sequence[Node], root: bytes, group: int, block: int | None, after: Any, packed: Any = None
-    ) -> bool:
-        """Copy a block down; True where it is safe then. Its caller has a hold of it, or `packed` it before.
+    def save(self, text: Text, index: int, group: int, hold: Hold | None, after: Any, packed: Any = None) -> bool:
+        """Copy a hold's one block, of a text, down; True where it is safe then. Without a hold it was `packed` before.
 
-        ``path`` is the nodes from the first to the block's. To host memory where there is room (the disk follows), else
-        to the disk at once.
+        To host memory where there is room (the disk follows), else to the disk at once.
         """
-        node = path[-1]
+        node = text.nodes[index]
         with self._books.lock:
             handle = node.host[group]
             if handle is not None:
                 self._busy[handle] = self._busy.get(handle, 0) + 1
         if handle is None:
-            handle = self._bring_down(node, group, block, after, packed)
+            handle = self._bring_down(node, group, hold, after, packed)
         if handle is None:
-            return self._straight_to_disk(path, root, group, block, after, packed)
+            return self._straight_to_disk(text, index, group, hold, after, packed)
         try:
-            assert self.host is not None
-            self._to_disk(path, root, group, handle)
+            self._to_disk(text, index, group, handle)
         finally:
             self._let_go(handle)
         return True
 
-    def save_side(self, path: Sequence[Node], root: bytes, flat: Any) -> bool:
-        """Keep the side state at the end of a path: flat bytes of host memory."""
-        node, handle = path[-1], None
+    def has_side(self, node: Node) -> bool:
+        """Tell whether the side state at the end of a block is where it need not be written again."""
+        return self.cold.has_side(node) if self.cold is not None else node.side is not None
+
+    def save_side(self, text: Text, flat: Any) -> bool:
+        """Keep the side state at the end of a text: flat bytes of host memory."""
+        node, handle = text.nodes[-1], None
         with self._books.lock:
             if self.host is not None and node.side is None and self._books.known.get(node.key) is node:
                 handle = self._room(flat.numel())
@@ -93,7 +93,7 @@ class Below:
                     node.side, self._order[handle] = handle, (node, SIDE)
         if self.cold is None:
             return handle is not None
-        kept = self.cold.has_side(node) or self.cold.put_side(path, root, flat)
+        kept = self.cold.has_side(node) or self.cold.put_side(text, flat)
         if kept and handle is not None:
             self._safe.add(handle)
         return kept or handle is not None
@@ -111,6 +111,19 @@ class Below:
     def done(self, handle: int) -> None:
         """End a use."""
         self._let_go(handle)
+
+    def lend(self, size: int) -> int | None:
+        """Return a slot of host memory that is the caller's alone until `give_back`; None where there is no room."""
+        if self.host is None or size > self.host.cap:
+            return None
+        with self._books.lock:
+            return self._room(size)
+
+    def give_back(self, handle: int) -> None:
+        """End a loan; no copy may be reading or writing the slot."""
+        with self._books.lock:
+            if self.host is not None:
+                self.host.drop(handle)
 
     def touch(self, nodes: Sequence[Node]) -> None:
         """Blocks of a text were used: the last ones leave first, so that what stays is a prefix (with the lock)."""
@@ -146,10 +159,11 @@ class Below:
             if held is not None:
                 self._scratch.buffer.close()
             self._scratch.buffer = Buffer(-(-size // 4096) * 4096)
-            held = self._scratch.flat = torch.frombuffer(self._scratch.buffer.view, dtype=torch.uint8)
+            with torch.inference_mode(False):  # what is made within a pass could not be written outside of one
+                held = self._scratch.flat = torch.frombuffer(self._scratch.buffer.view, dtype=torch.uint8)
         return held[:size]
 
-    def _bring_down(self, node: Node, group: int, block: int | None, after: Any, packed: Any) -> int | None:
+    def _bring_down(self, node: Node, group: int, hold: Hold | None, after: Any, packed: Any) -> int | None:
         """Copy a block to host memory; None where there is no room."""
         if self.host is None:
             return None
@@ -162,8 +176,8 @@ class Below:
             into = self.host.view(handle)
         try:
             if packed is None:
-                assert block is not None
-                self._copy(group, block, rows, into, after)
+                assert hold is not None
+                self._copy(hold, rows, into, after)
             else:
                 into.copy_(packed)
         except BaseException:
@@ -176,24 +190,22 @@ class Below:
                 node.host[group], self._order[handle] = handle, (node, group)
         return handle
 
-    def _straight_to_disk(
-        self, path: Sequence[Node], root: bytes, group: int, block: int | None, after: Any, packed: Any
-    ) -> bool:
+    def _straight_to_disk(self, text: Text, index: int, group: int, hold: Hold | None, after: Any, packed: Any) -> bool:
         if self.cold is None:
             return False
-        node, form = path[-1], self.forms[group]
+        node, form = text.nodes[index], self.forms[group]
         if self.cold.has(node, group):
             return True
         if packed is None:
-            assert block is not None
+            assert hold is not None
             packed = self.scratch(form.bytes(len(node.tokens)))
-            self._copy(group, block, len(node.tokens), packed, after)
-        return self.cold.put(path, root, group, form, packed)
+            self._copy(hold, len(node.tokens), packed, after)
+        return self.cold.put(text, index, group, form, packed)
 
-    def _copy(self, group: int, block: int, rows: int, into: Any, after: Any) -> None:
-        begun = time.perf_counter()
-        with self._books.gate:
-            self._books.lane.down(lambda: self.forms[group].pack(block, rows), into, after)
+    def _copy(self, hold: Hold, rows: int, into: Any, after: Any) -> None:
+        begun, form = time.perf_counter(), self.forms[hold.group]
+        with self._books.gate.passing():  # the block may have moved until here, not from here on
+            self._books.lane.down(lambda: form.pack(hold.blocks[0], rows), into, after)
         with self._books.lock:
             self._books.counters.down.add(into.numel(), time.perf_counter() - begun)
 
@@ -222,9 +234,9 @@ class Below:
                 return 0
             node, group = self._order[handle]
             size = int(self.use(handle).numel())
-            path, root = self._books.known.path(node)
+            nodes, root = self._books.known.path(node)
         try:
-            self._to_disk(path, root, group, handle)
+            self._to_disk(Text(root, nodes), len(nodes) - 1, group, handle)
         finally:
             self._let_go(handle)
         with self._books.lock:
@@ -233,16 +245,16 @@ class Below:
                 return size
         return 0
 
-    def _to_disk(self, path: Sequence[Node], root: bytes, group: int, handle: int) -> None:
+    def _to_disk(self, text: Text, index: int, group: int, handle: int) -> None:
         """Let the disk have what lies in a slot, which its caller uses."""
         assert self.host is not None
         if self.cold is None or handle in self._safe:
             return
-        node, flat = path[-1], self.host.view(handle)
+        node, flat = text.nodes[index], self.host.view(handle)
         if group == SIDE:
-            kept = self.cold.has_side(node) or self.cold.put_side(path, root, flat)
+            kept = self.cold.has_side(node) or self.cold.put_side(text, flat)
         else:
-            kept = self.cold.has(node, group) or self.cold.put(path, root, group, self.forms[group], flat)
+            kept = self.cold.has(node, group) or self.cold.put(text, index, group, self.forms[group], flat)
         if kept:
             self._safe.add(handle)
 

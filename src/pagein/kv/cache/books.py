@@ -12,6 +12,7 @@ from pagein.kv.blocks.keys import BLOCK
 from pagein.kv.cache.answers import Source
 from pagein.kv.cache.conversation import Conversation
 from pagein.kv.cache.device import DeviceTier
+from pagein.kv.cache.gate import Gate
 from pagein.kv.cache.known import Known
 from pagein.kv.cache.lanes import Lane
 from pagein.kv.cache.settings import KvSettings
@@ -78,6 +79,10 @@ class Counters:
     """To the disk."""
     read: Traffic = field(default_factory=Traffic)
     """From the disk."""
+    gathered: Traffic = field(default_factory=Traffic)
+    """Layers of conversations that are larger than the device, between it and the tier below: both ways."""
+    stretched: int = 0
+    """Turns that became larger than the device."""
 
 
 class Books:
@@ -91,13 +96,15 @@ class Books:
         self.lock = device.lock
         self.news = threading.Condition(device.lock)
         """Told when a hold ends."""
-        self.gate = threading.RLock()
-        """Held for each step of a copy, and while blocks move: no copy ever sees a block under way."""
+        self.gate = Gate()
+        """Passed by each step of a copy, and held while blocks move."""
         self.known = Known(len(device.geometry.groups))
         self.windows = [group.window for group in device.geometry.groups]
         self.conversations: dict[int, Conversation] = {}
         self.names: dict[tuple[str, str], Conversation] = {}
         self.holds: set[Hold] = set()
+        self.copies = 0
+        """Bytes of tails that wait for the disk: they are counted, but stand in nobody's way for long."""
         self.pace = Pace()
         self.counters = Counters()
         device.on_free.append(self.known.freed)
@@ -150,6 +157,19 @@ class Books:
         most = -(-tokens // BLOCK)
         return tuple(most if window is None else min(most, 2 * (window // BLOCK + 3)) for window in self.windows)
 
+    def claim(self, one: Conversation) -> tuple[int, ...]:
+        """Return blocks of each group that a turn may count on, or has."""
+        row = one.row
+        held = [len(chain.blocks) + len(chain.retired) for chain in row.chains] if row is not None else []
+        promised = one.promise or (0,) * len(self.windows)
+        return tuple(max(pair) for pair in zip(promised, held or promised, strict=True))
+
+    def pending(self, one: Conversation) -> int:
+        """Return the bytes that a turn may count on beside its blocks, and does not have yet."""
+        cache = one.cache_ref()
+        has = 0 if cache is None else cache.batch.side.size + cache.batch.gathers.size
+        return max(one.beside - has, 0) if one.active else 0
+
     def amounts(self, blocks: Sequence[int]) -> tuple[int, ...]:
         """Return blocks of each group in the units that the device is short of: bytes where groups share memory."""
         if not self.shares_memory:
@@ -160,15 +180,23 @@ class Books:
     @property
     def shares_memory(self) -> bool:
         """True where any group may use the whole budget."""
-        return bool(self.device.device.type == "cpu")
+        return self.device.by_page
 
     def capacity(self) -> tuple[int, ...]:
-        """Return the device's budget in these units."""
-        return (self.device.memory,) if self.shares_memory else tuple(one.blocks for one in self.device.grounds)
+        """Return what of the device's budget blocks may take, in these units."""
+        if not self.shares_memory:
+            return tuple(one.blocks for one in self.device.grounds)
+        return (self.device.memory - self.device.beside + self.copies,)
 
     def free(self) -> tuple[int, ...]:
         """Return what of it nobody holds."""
         return (self.device.free_bytes,) if self.shares_memory else tuple(one.free for one in self.device.grounds)
+
+    def spare(self) -> int:
+        """Return bytes that nobody has, nor any turn a claim to (with the lock); where groups share memory."""
+        turns = [one for one in self.conversations.values() if (one.active or one.pinned) and not one.parked]
+        claims = sum(self.bytes_of(self.claim(one)) + self.pending(one) for one in turns)
+        return max(min(self.capacity()[0] - claims, self.free()[0]), 0)
 
     def bytes_of(self, blocks: Sequence[int]) -> int:
         """Return the bytes of so many blocks of each group."""

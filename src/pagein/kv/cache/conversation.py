@@ -49,6 +49,8 @@ class Conversation:
     """Tokens that were reused for it."""
     promise: tuple[int, ...] | None = None
     """Blocks per group that the turn may still count on, those that it has included."""
+    beside: int = 0
+    """Bytes that it may count on beside its blocks, those that it has included."""
     writing: Any = None
     """The move that copies it down."""
 

@@ -47,13 +47,13 @@ def find(
     ``links`` is the prompt as `keys.chain` gives it; ``exact`` are the only lengths that will do where there is side
     state (`side_lengths`).
     """
-    rows = [_rows(known, links, root, group) for group in range(len(windows))]
+    rows = _rows(known, links, root, windows)
+    runs = [_runs(one) for one in rows]
     full = min((_reach(one) for one, window in zip(rows, windows, strict=True) if window is None), default=limit)
     most = min(full, limit)
     for length in _candidates(rows, most, exact):
-        pieces = [_pieces(one, length, window) for one, window in zip(rows, windows, strict=True)]
-        if all(one is not None for one in pieces):
-            return Held(length, tuple(one for one in pieces if one is not None))
+        if all(_serves(*one, length) for one in zip(rows, runs, windows, strict=True)):
+            return Held(length, tuple(_pieces(one, length, window) for one, window in zip(rows, windows, strict=True)))
     return Held(0, tuple(() for _ in windows))
 
 
@@ -72,16 +72,25 @@ def side_lengths(known: Known, links: Sequence[tuple[bytes, tuple[int, ...]]], r
 _Rows = list[tuple[Node, int] | None]
 
 
-def _rows(known: Known, links: Sequence[tuple[bytes, tuple[int, ...]]], root: bytes, group: int) -> _Rows:
-    """Per block of the prompt: who holds the most of its first rows, and how many."""
-    found: _Rows = []
+def _rows(
+    known: Known, links: Sequence[tuple[bytes, tuple[int, ...]]], root: bytes, windows: Sequence[int | None]
+) -> list[_Rows]:
+    """By group, per block of the prompt: who holds the most of its first rows, and how many.
+
+    Up to the first gap of a group that needs all of them: behind it nothing serves.
+    """
+    found: list[_Rows] = [[] for _ in windows]
     parent = root
     for key, tokens in links:
-        node = known.get(key)
-        if node is not None and node.tokens == tokens and node.parent == parent and _lies(node, group):
-            found.append((node, len(tokens)))
-        else:
-            found.append(_nearest(known, parent, tokens, group))
+        node, gap = known.get(key), False
+        own = node if node is not None and node.tokens == tokens and node.parent == parent else None
+        for group, window in enumerate(windows):
+            one = (own, len(tokens)) if own is not None and _lies(own, group) else None
+            one = one or _nearest(known, parent, tokens, group)
+            found[group].append(one)
+            gap |= window is None and (one is None or one[1] < BLOCK)
+        if gap:
+            break
         parent = key
     return found
 
@@ -97,6 +106,14 @@ def _nearest(known: Known, parent: bytes, tokens: tuple[int, ...], group: int) -
 
 def _lies(node: Node, group: int) -> bool:
     return node.device[group] is not None or node.host[group] is not None
+
+
+def _runs(rows: _Rows) -> list[int]:
+    """Per block, and for the one behind the last: how many whole ones come right before it."""
+    found = [0]
+    for one in rows:
+        found.append(found[-1] + 1 if one is not None and one[1] == BLOCK else 0)
+    return found
 
 
 def _reach(rows: _Rows) -> int:
@@ -122,13 +139,20 @@ def _candidates(rows: Sequence[_Rows], most: int, exact: Collection[int] | None)
     return sorted((length for length in ends if length > 0), reverse=True)
 
 
-def _pieces(rows: _Rows, length: int, window: int | None) -> tuple[Piece, ...] | None:
-    """The blocks that a group needs for a length; None where one is not there, or too short."""
-    found: list[Piece] = []
+def _serves(rows: _Rows, runs: list[int], window: int | None, length: int) -> bool:
+    """Tell whether all blocks are there that a group needs for a length."""
+    first, last = first_block(length, window), (length - 1) // BLOCK
+    if first > last:
+        return True
+    one = rows[last] if last < len(rows) else None
+    return one is not None and one[1] >= length - last * BLOCK and runs[last] >= last - first
+
+
+def _pieces(rows: _Rows, length: int, window: int | None) -> tuple[Piece, ...]:
+    """The blocks that a group needs for a length that it serves."""
+    found = []
     for index in range(first_block(length, window), -(-length // BLOCK)):
-        wanted = min(BLOCK, length - index * BLOCK)
         one = rows[index]
-        if one is None or one[1] < wanted:
-            return None
-        found.append(Piece(index, one[0], wanted))
+        assert one is not None
+        found.append(Piece(index, one[0], min(BLOCK, length - index * BLOCK)))
     return tuple(found)

@@ -34,7 +34,10 @@ class Form:
 
     def pack(self, block: int, rows: int = BLOCK) -> Any:
         """Return the first rows of a block as a flat uint8 tensor on the device, layer after layer."""
-        flat = self.arena.pack_block(block, rows)
+        return self.shrink(self.arena.pack_block(block, rows), rows)
+
+    def shrink(self, flat: Any, rows: int) -> Any:
+        """Return a block as `Arena.pack_block` gives it in this form."""
         if self._kind is None:
             return flat
         heads, parts = self.arena.group.shape.heads, []
@@ -47,11 +50,13 @@ class Form:
 
     def unpack(self, block: int, flat: Any, rows: int, layers: slice = slice(None)) -> None:
         """Fill the first rows of a block, of some layers (places in the group), from their pieces."""
-        self.arena.unpack_block(block, flat if self._kind is None else self._full(flat, rows), rows, layers)
+        self.arena.unpack_block(block, self.expand(flat, rows), rows, layers)
 
-    def _full(self, flat: Any, rows: int) -> Any:
+    def expand(self, flat: Any, rows: int) -> Any:
+        """Return pieces of this form as `Arena.pack_block` gives them."""
+        if self._kind is None:
+            return flat
         shape, parts = self.arena.group.shape, []
-        assert self._kind is not None
         for piece in flat.view(-1, self.piece_bytes(rows)):
             at = 0
             for dim in self._dims():

@@ -75,6 +75,10 @@ class Geometry:
     """transformers' configuration of the decoder: from it the stock layers are made."""
     has_encoder: bool = False
     """What a decoder keeps then depends on more than its own tokens: nothing of it is reused."""
+    side_fixed: int = 0
+    """Bytes of the side layers of one row, however long its text is."""
+    side_per_token: int = 0
+    """Bytes by which they grow with each token."""
 
     @property
     def bytes_per_token(self) -> int:
@@ -85,6 +89,26 @@ class Geometry:
     def window_bytes(self) -> int:
         """Bytes at most that sliding windows take of one row between two turns, however long its text."""
         return sum((group.window // BLOCK + 3) * group.block_bytes for group in self.groups if group.window is not None)
+
+    def side_bytes(self, tokens: int) -> int:
+        """Bytes of the side layers of one row of so many tokens."""
+        return self.side_fixed + tokens * self.side_per_token
+
+    def gathered_bytes(self, tokens: int, *, windows: bool = False) -> int:
+        """Bytes at most that attention over one scattered row copies together, of one layer at a time.
+
+        ``windows``: of layers that have one only.
+        """
+        sizes = [
+            one.shape.token_bytes * (tokens if one.window is None else min(tokens, 2 * (one.window + 3 * BLOCK)))
+            for one in self.groups
+            if not windows or one.window is not None
+        ]
+        return max(sizes, default=0)
+
+    def beside_bytes(self, tokens: int) -> int:
+        """Bytes of one row of so many tokens that are not in blocks."""
+        return self.side_bytes(tokens) + self.gathered_bytes(blocks_of(tokens) * BLOCK)
 
     def kv_bytes(self, tokens: int) -> int:
         """Bytes in blocks that one row of so many tokens takes between two turns."""

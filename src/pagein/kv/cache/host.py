@@ -89,7 +89,8 @@ class HostTier:
         if slots < 1:
             return None
         buffer = Buffer(slots * size)
-        flat = torch.frombuffer(buffer.view, dtype=torch.uint8)
+        with torch.inference_mode(False):  # what is made within a pass could not be written outside of one
+            flat = torch.frombuffer(buffer.view, dtype=torch.uint8)
         unlock = None
         if self._lock is not None and self.pinned + slots * size <= self._pinned_cap:
             unlock = self._lock(flat)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pagein.kv.blocks.keys import BLOCK, next_key
+from pagein.kv.disk.prefix import Prefix
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +37,16 @@ class Node:
     def held(self) -> bool:
         """True where it lies anywhere in memory."""
         return self.side is not None or any(one is not None for one in (*self.device, *self.host))
+
+
+@dataclass(slots=True, eq=False)
+class Text:
+    """Blocks of a text, from the first on; whoever writes several of them makes it once."""
+
+    root: bytes
+    nodes: Sequence[Node]
+    prefix: Prefix | None = None
+    """What the disk calls it, once it was asked."""
 
 
 class Known:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ class Landing(Protocol):
 
 
 class Lane(Protocol):
-    """Copies of one device. One thread at a time, but for `computed` and `Landing.wait` (the compute thread's)."""
+    """Copies of one device, from any thread."""
 
     def computed(self) -> Any:
         """Note the end of what the device was asked to compute so far: copies that are given it begin after it."""
@@ -90,6 +91,7 @@ class CudaLane:
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda
         self._copies = cuda.Stream(device=device)
+        self._queueing = threading.Lock()
 
     def computed(self) -> Any:
         """Record an event on the stream that computes in this thread."""
@@ -100,7 +102,7 @@ class CudaLane:
     def down(self, pack: Callable[[], Any], into: Any, after: Any) -> None:
         """Pack on the device, copy to the host, wait."""
         done = self._cuda.Event(blocking=True)  # the host sleeps meanwhile: others need the processor
-        with self._cuda.stream(self._copies):
+        with self._queueing, self._cuda.stream(self._copies):
             if after is not None:
                 self._copies.wait_event(after)
             packed = pack()
@@ -110,7 +112,7 @@ class CudaLane:
 
     def up(self, flat: Any, unpack: Callable[[Any], None], after: Any) -> None:
         """Queue the copy and what spreads it; the host goes on."""
-        with self._cuda.stream(self._copies):
+        with self._queueing, self._cuda.stream(self._copies):
             if after is not None:
                 self._copies.wait_event(after)
             unpack(flat.to(self._device, non_blocking=True))

@@ -53,6 +53,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         start, end = self._take_in(key_states, value_states)
         keys, values = self._run_keys, self._run_values
         if keys is None or values is None:
+            if self._batch.stretch is not None:
+                return self._batch.stretch.update(self.shape.index, start, key_states, value_states)
             return self._scattered(key_states, value_states, start, end)
         keys.narrow(2, start, end - start).copy_(key_states)
         values.narrow(2, start, end - start).copy_(value_states)
@@ -118,6 +120,9 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def _kept(self) -> Pair:
         """Copies of what the stock layer would hold now."""
         length = self._lengths[self._slot]
+        if self._batch.stretch is not None and not self.is_sliding:
+            keys, values = self._batch.stretch.rows(self.shape.index, 0, length)
+            return keys.unsqueeze(0), values.unsqueeze(0)
         self._seen = self._batch.placement(self._group)
         self._run_keys = self._run_values = None
         self._seen, pair = None, self._gather(self._first_kept(length), length)

@@ -8,11 +8,12 @@ from pagein.kv.blocks.keys import BLOCK
 from pagein.kv.cache.below import Below
 from pagein.kv.cache.books import Books
 from pagein.kv.cache.conversation import Conversation
+from pagein.kv.cache.known import Text
 from pagein.kv.cache.mover import Mover
 from pagein.kv.cache.policy import Idle, Leave, victims
 from pagein.kv.cache.settings import Mark
 from pagein.kv.cache.tiered import TieredCache
-from pagein.kv.cache.writing import Writer
+from pagein.kv.cache.writing import Writer, side_of
 
 
 class Leaving:
@@ -117,17 +118,19 @@ class Leaving:
                 for index, block in enumerate(chain.blocks, chain.start // BLOCK)
                 if block is not None and (blocks is None or index >= here - blocks)
             ]
-        saved = 0
+        saved, text = 0, Text(conversation.root, nodes)
         for index, group, hold in sorted(jobs, key=lambda job: job[0]):
             try:
                 if index >= len(nodes):
                     lost += 1
                 elif not self._below.has(nodes[index], group):
-                    path = nodes[: index + 1]
-                    kept = self._below.save(path, conversation.root, group, hold.blocks[0], after)
+                    kept = self._below.save(text, index, group, hold, after)
                     saved, lost = saved + kept, lost + (not kept)
             finally:
                 books.drop(hold)
+        if cache.side and nodes and len(nodes) == here and not self._below.has_side(nodes[-1]):
+            side = side_of(cache, conversation)
+            saved += side is not None and self._below.save_side(text, side)
         if saved and self._below.cold is not None:
             self._below.cold.note(conversation.disk_name, conversation.root, conversation.tokens)
         return lost

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from weakref import WeakSet
 
 log = logging.getLogger("pagein.kv")
 
@@ -66,7 +69,11 @@ class Mover:
         self._urgent: deque[Move] = deque()
         self._others: deque[Move] = deque()
         self._news = threading.Condition()
-        self._closed = False
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        """One for each reason to look again; unlike a condition it may be told from a finalizer."""
+        self._closed = self._ended = False
+        self._last: deque[Callable[[], None]] = deque()
+        _living.add(self)
         self._thread = threading.Thread(target=self._run, name="pagein-kv", daemon=True)
         self._thread.start()
 
@@ -78,7 +85,7 @@ class Mover:
         with self._news:
             if not self._closed:
                 (self._urgent if urgent else self._others).append(move)
-                self._news.notify_all()
+                self._wake.put(None)
                 return move
         move.call_off()
         move.step()
@@ -116,22 +123,56 @@ class Mover:
         """Call everything off and end the thread. Idempotent."""
         with self._news:
             self._closed = True
-            for move in (*self._urgent, *self._others):
-                move.call_off()
             self._news.notify_all()
+        self._wake.put(None)
         if not self.is_mover:
             self._thread.join()
 
+    def finish(self, last: Callable[[], None]) -> None:
+        """The same without waiting: ``last`` is called once nothing runs any more, by the thread as it ends.
+
+        For finalizers: it takes no lock, since a garbage collector runs wherever a thread is.
+        """
+        self._last.append(last)
+        self._closed = True
+        self._wake.put(None)
+        if self._ended:
+            self._do_last()
+
     def _run(self) -> None:
-        while True:
-            with self._news:
-                while not (self._urgent or self._others or self._closed):
-                    self._news.wait()
-                line = self._urgent or self._others
-                if not line:
-                    return
-                move = line[0]
+        while (move := self._next()) is not None:
             if not move.step():
                 with self._news:
                     (self._urgent if move in self._urgent else self._others).remove(move)
                     self._news.notify_all()
+        self._ended = True
+        self._do_last()
+
+    def _next(self) -> Move | None:
+        while True:
+            with self._news:
+                if self._closed:
+                    for move in (*self._urgent, *self._others):
+                        move.call_off()
+                line = self._urgent or self._others
+                if line or self._closed:
+                    return line[0] if line else None
+            self._wake.get()
+
+    def _do_last(self) -> None:
+        while self._last:
+            try:
+                last = self._last.popleft()
+            except IndexError:  # the other thread that may call this has taken it
+                return
+            last()
+
+
+_living: WeakSet[Mover] = WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A thread that copies must not be caught by the end of the interpreter."""
+    for mover in list(_living):
+        mover.close()

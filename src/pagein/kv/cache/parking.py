@@ -1,148 +1,169 @@
-"""Preempts a turn between two passes and brings it back exactly: its blocks rest below under keys of its own."""
+"""Preempts a turn between two passes and brings it back exactly: its blocks rest below, found by nobody else."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from pagein.errors import CacheMismatch, KvBusy, KvFull, KvLost
-from pagein.kv.blocks.keys import BLOCK, chain
-from pagein.kv.cache.attaching import Attacher
+from pagein.errors import KvBusy, KvFull, KvLost
+from pagein.kv.blocks.keys import BLOCK
+from pagein.kv.cache.arena import Arena
 from pagein.kv.cache.below import Below
 from pagein.kv.cache.books import Books, Hold
-from pagein.kv.cache.coming import is_damage
-from pagein.kv.cache.conversation import Conversation, Links
-from pagein.kv.cache.known import Node
-from pagein.kv.cache.planning import Plan, Planner, PlanStale
-from pagein.kv.cache.roots import Roots
+from pagein.kv.cache.conversation import Conversation
+from pagein.kv.cache.geometry import blocks_of
+from pagein.kv.cache.row import Chain, Row
+from pagein.kv.cache.spill import Spill
 from pagein.kv.cache.tiered import TieredCache
+from pagein.kv.disk.digest import digest
+
+
+@dataclass(slots=True, eq=False)
+class _Resting:
+    """What the rows of a turn have in one group."""
+
+    spill: Spill
+    digests: list[bytes]
+    """Of each piece, which is a block as it was: never squeezed."""
+    rows: list[tuple[int, list[int]]]
+    """First token of each row, and the pieces that it has; some may be of several rows."""
 
 
 @dataclass(slots=True, eq=False)
 class Parked:
     """A turn that waits below."""
 
-    root: bytes
-    name: str
-    """What the disk knows it by."""
-    links: Links
-    nodes: list[Node]
     length: int
-    handles: list[int]
-    """Slots of host memory that stay for it."""
+    away: frozenset[int]
+    """Groups that lie below anyway (`Stretch`)."""
+    groups: list[_Resting]
+
+    def close(self) -> None:
+        """Give back what it has below. Idempotent."""
+        for group in self.groups:
+            group.spill.close()
 
 
 class Parking:
-    """Nobody knows the tokens of an answer that is being written: positions stand for them, below a root of its own."""
+    """In the thread of the cache's user, between two of its passes."""
 
-    def __init__(self, books: Books, below: Below, roots: Roots, attacher: Attacher, planner: Planner) -> None:
-        self._books, self._below, self._roots = books, below, roots
-        self._attacher, self._planner = attacher, planner
-        self._made = 0
+    def __init__(self, books: Books, below: Below) -> None:
+        self._books, self._below = books, below
 
     def park(self, one: Conversation, cache: TieredCache) -> None:
-        """Move a turn's blocks below. Raises KvFull, with the turn as it was, where they cannot all be kept there.
-
-        Compression is lossy, and a turn that is preempted must lose nothing: with it this is refused.
-        """
-        books, row, length = self._books, cache.batch.rows[0], cache.batch.length
-        if one.parked is not None or cache.batch.recording or not cache.batch.agreed:
+        """Move a turn's blocks below. Raises KvFull, with the turn as it was, where they cannot all be kept there."""
+        books, batch = self._books, cache.batch
+        if one.parked is not None or batch.recording or not batch.agreed:
             raise KvBusy(f"conversation {one.name or one.id} cannot be parked: it is parked already, or within a pass")
-        if len(cache.batch.rows) != 1:
-            raise CacheMismatch("parking a turn (rows)", 1, len(cache.batch.rows))
-        what = f"parking a turn of {length} tokens"
-        size = books.bytes_of([len(part.blocks) for part in row.chains])
-        if not self._below.exists or books.settings.lossy:
-            why = "KV compression is on" if self._below.exists else "there is no tier below the device"
-            raise KvFull(size, 0, f"{what} ({why})")
-        parked = self._prepare(one, length)
-        holds = [books.hold(group, part.ids()) for group, part in enumerate(row.chains)]
-        try:
-            self._save(one, parked, holds, [part.start // BLOCK for part in row.chains], KvFull(size, 0, what))
-        except BaseException:
-            self._forget(one, parked)
-            raise
-        finally:
-            for hold in holds:
-                books.drop(hold)
+        what = f"parking a turn of {batch.length} tokens"
+        if not self._below.exists:
+            size = books.bytes_of([len(chain.blocks) for chain in batch.rows[0].chains])
+            raise KvFull(size, 0, f"{what} (there is no tier below the device)")
+        batch.arrive()
+        with ExitStack() as undo:
+            parked = Parked(batch.length, batch.rows[0].away, [])
+            undo.callback(parked.close)
+            for group in range(len(batch.rows[0].chains)):
+                self._save(parked, group, batch.rows, what)
+            undo.pop_all()
         with books.lock:
             one.parked, one.promise = parked, None
-            row.release()
-            cache.batch.idle = True  # a pass now would begin it anew, in blocks of its own
+            if batch.stretch is not None:
+                batch.stretch.rest()
+            for row in batch.rows:
+                row.release()
+            batch.gathers.free()
+            batch.idle = True  # a pass now would begin it anew, in blocks of its own
             books.counters.parked += 1
 
     def resume(self, one: Conversation, cache: TieredCache) -> None:
         """Bring a parked turn back; KvFull while there is no room, KvLost where a block below is no longer right."""
-        parked = one.parked
+        parked, books, batch = one.parked, self._books, cache.batch
         assert parked is not None, "the pool asks only for parked ones"
-        while parked.length and not cache.batch.rows[0].length:
-            try:
-                self._fill(parked, cache)
-            except PlanStale:
-                continue
-            except Exception as error:
-                if is_damage(error):
-                    raise KvLost(f"a parked turn of {parked.length} tokens did not come back: {error}") from error
-                raise
-        one.parked, cache.batch.idle = None, False
-        self._forget(one, parked)
+        with ExitStack() as undo:
+            holds: list[Hold] = []
+            expected = blocks_of(max(parked.length, batch.expected)) if len(batch.rows) == 1 else 0
+            for group, resting in enumerate(parked.groups):
+                count = len(resting.digests)
+                taken = books.device.take(group, count, None, expected) if count else []
+                holds.append(books.adopt_taken(group, taken))
+                undo.callback(books.drop, holds[-1])
+            self._load(parked, holds)
+            with books.lock:
+                blocks = [books.hand_over(hold) for hold in holds]
+                undo.pop_all()
+                self._adopt(parked, batch.rows, blocks)
+        one.parked, batch.idle = None, False
+        parked.close()
 
     def drop(self, one: Conversation) -> None:
         """Its turn ended while it was parked."""
         parked, one.parked = one.parked, None
         if parked is not None:
-            self._forget(one, parked)
+            parked.close()
 
-    def _prepare(self, one: Conversation, length: int) -> Parked:
-        self._made += 1
-        root = self._roots.private(one.tenant, f"{one.stamp} {self._made}")
-        links, nodes, parent = chain(root, range(length)), [], root
-        with self._books.lock:
-            for key, tokens in links:
-                node = self._books.known.add(parent, tokens, key)
-                assert node is not None, "a private root has no other texts"
-                nodes.append(node)
-                parent = key
-        return Parked(root, f"~parked-{root.hex()[:24]}", links, nodes, length, [])
+    def _save(self, parked: Parked, group: int, rows: list[Row], what: str) -> None:
+        """Copy the blocks of all rows down, each once; KvFull where there is no room for them."""
+        books, whole = self._books, blocks_of(parked.length)
+        arena, size = books.device.arenas[group], books.geometry.groups[group].block_bytes
+        resting = _Resting(Spill(self._below, size, what), [], [])
+        parked.groups.append(resting)
+        with books.lock:  # ids may change without it
+            tables = [(chain.start, chain.ids()[: whole - chain.start // BLOCK]) for chain in _chains(rows, group)]
+            pieces = {
+                block: piece for piece, block in enumerate(dict.fromkeys(one for _, ids in tables for one in ids))
+            }
+            hold = books.hold(group, pieces)
+        resting.rows = [(start, [pieces[block] for block in ids]) for start, ids in tables]
+        after, flat = books.lane.computed(), self._below.scratch(size)
+        try:
+            resting.spill.grow(len(pieces))
+            for piece in range(len(pieces)):
+                with books.gate.passing():
+                    books.lane.down(partial(_pack, arena, hold, piece), flat, after)
+                resting.spill.write(piece, 0, flat)
+                resting.digests.append(digest([memoryview(flat.numpy())]))
+        finally:
+            books.drop(hold)
 
-    def _save(self, one: Conversation, parked: Parked, holds: list[Hold], starts: list[int], full: KvFull) -> None:
-        below, after = self._below, self._books.lane.computed()
-        for group, hold in enumerate(holds):
-            for at in range(min(len(hold.blocks), len(parked.nodes) - starts[group])):
-                path = parked.nodes[: starts[group] + at + 1]
-                if not below.save(path, parked.root, group, hold.blocks[at], after):
-                    raise full
-                with self._books.lock:
-                    handle = path[-1].host[group]
-                    if handle is not None:
-                        below.use(handle)
-                        parked.handles.append(handle)
-        if below.cold is not None and parked.length:
-            below.cold.note(parked.name, parked.root, range(parked.length))
-            below.cold.store.pin(parked.name, one.tenant)
+    def _load(self, parked: Parked, holds: list[Hold]) -> None:
+        """Copy the pieces up again, each verified before."""
+        books, after = self._books, self._books.lane.computed()
+        for group, (resting, hold) in enumerate(zip(parked.groups, holds, strict=True)):
+            arena, flat = books.device.arenas[group], self._below.scratch(books.geometry.groups[group].block_bytes)
+            for piece, known in enumerate(resting.digests):
+                resting.spill.read(piece, 0, flat)
+                if digest([memoryview(flat.numpy())]) != known:
+                    raise KvLost(f"a parked turn of {parked.length} tokens did not come back: block {piece} is damaged")
+                with books.gate.passing():
+                    books.lane.up(flat, partial(_unpack, arena, hold, piece), after)
+                    books.lane.settle()  # its bytes are read into again
+        books.lane.landing().wait()
 
-    def _fill(self, parked: Parked, cache: TieredCache) -> None:
-        plan, row = self._plan(parked), cache.batch.rows[0]
-        if plan.length < parked.length:
-            raise KvLost(f"a parked turn of {parked.length} tokens has {plan.length} left: begin it again")
-        expected = max(parked.length, cache.batch.expected)
-        self._attacher.fill(plan, expected, lambda tables, _: row.adopt(parked.length, tables))
+    def _adopt(self, parked: Parked, rows: list[Row], blocks: list[list[int]]) -> None:
+        """Let the rows have the blocks (with the lock): one holder is there of each, the others are added."""
+        for group, resting in enumerate(parked.groups):
+            every = [blocks[group][piece] for _, pieces in resting.rows for piece in pieces]
+            self._books.device.share(group, every)
+            self._books.device.release(group, blocks[group])
+        for number, row in enumerate(rows):
+            tables = [
+                (resting.rows[number][0], [blocks[group][piece] for piece in resting.rows[number][1]])
+                for group, resting in enumerate(parked.groups)
+            ]
+            row.adopt(parked.length, tables)
+            row.away = parked.away
 
-    def _plan(self, parked: Parked) -> Plan:
-        with self._books.lock:
-            plan = self._planner.in_memory(parked.links, parked.root, parked.length)
-        if plan.length == parked.length:
-            return plan
-        far = self._planner.on_disk(parked.links, parked.root, range(parked.length), plan.length + 1)
-        return far if isinstance(far, Plan) else plan
 
-    def _forget(self, one: Conversation, parked: Parked) -> None:
-        with self._books.lock:
-            for handle in parked.handles:
-                self._below.done(handle)
-            for node in parked.nodes:
-                self._below.forget(node)
-            for node in reversed(parked.nodes):
-                self._books.known.let_go(node)
-        if self._below.cold is not None:
-            self._below.cold.store.forget(parked.name, one.tenant)
-        self._roots.drop(parked.root)
+def _chains(rows: list[Row], group: int) -> list[Chain]:
+    return [row.chains[group] for row in rows]
+
+
+def _pack(arena: Arena, hold: Hold, at: int) -> Any:
+    return arena.pack_block(hold.blocks[at])
+
+
+def _unpack(arena: Arena, hold: Hold, at: int, flat: Any) -> None:
+    arena.unpack_block(hold.blocks[at], flat)

@@ -9,11 +9,10 @@ from pagein.kv.answers import Miss
 from pagein.kv.cache.answers import Source
 from pagein.kv.cache.below import Below
 from pagein.kv.cache.books import Books
-from pagein.kv.cache.cold import SIDE, slack
+from pagein.kv.cache.cold import SIDE
 from pagein.kv.cache.conversation import Links
 from pagein.kv.cache.find import Piece, find, side_lengths
 from pagein.kv.cache.known import Node
-from pagein.kv.cache.roots import Roots
 from pagein.kv.disk.answers import Found, Ref
 
 
@@ -84,17 +83,14 @@ class Plan:
 class Planner:
     """Looks prefixes up in all tiers."""
 
-    def __init__(self, books: Books, below: Below, roots: Roots) -> None:
-        self._books, self._below, self._roots = books, below, roots
+    def __init__(self, books: Books, below: Below) -> None:
+        self._books, self._below = books, below
 
     def in_memory(self, links: Links, root: bytes, limit: int) -> Plan:
         """Return the longest prefix on the device and in host memory (with the lock)."""
         books = self._books
-        more, sides = slack(self._roots, root), None
-        windows = [None if window is None else window + more for window in books.windows]
-        if books.geometry.side_layers and root not in self._roots.privates:
-            sides = side_lengths(books.known, links, root)
-        held = find(books.known, links, root, windows, limit, None if sides is None else sides.keys())
+        sides = side_lengths(books.known, links, root) if books.geometry.side_layers else None
+        held = find(books.known, links, root, books.windows, limit, None if sides is None else sides.keys())
         steps = tuple(tuple(_step(piece, links, group) for piece in pieces) for group, pieces in enumerate(held.pieces))
         side = sides[held.length].side if sides and held.length else None
         return Plan(held.length, steps, None if side is None else InHost(side), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -28,11 +29,13 @@ from pagein.kv.cache.promises import Promises
 from pagein.kv.cache.registry import Registry
 from pagein.kv.cache.report import KvReport, make_report
 from pagein.kv.cache.resizing import resize
-from pagein.kv.cache.safe import warn_of_settings
+from pagein.kv.cache.safe import too_long, warn_of_settings
 from pagein.kv.cache.settings import KvSettings
+from pagein.kv.cache.stretching import Stretching
 from pagein.kv.cache.tiered import TieredCache
 from pagein.kv.cache.turns import Turns
 from pagein.kv.cache.writing import Writer
+from pagein.kv.disk.checking import Checked
 from pagein.kv.disk.store import BlockStore
 from pagein.units import parse_bytes
 
@@ -82,6 +85,10 @@ class KvPool:
         if not isinstance(model, Geometry):
             warn_of_settings(model, self.geometry)
         self.settings = built.books.settings
+        device, below = built.books.device, built.below.exists
+        sentence = too_long(self.geometry, device.memory, self.settings.max_tokens, below=below)
+        if sentence is not None:
+            warnings.warn(sentence, stacklevel=2)
         self._wire(built)
 
     def _wire(self, built: Built) -> None:
@@ -91,16 +98,19 @@ class KvPool:
         self._mover = Mover()
         self._writer = Writer(self._books, self._below, self._mover)
         self._leaving = Leaving(self._books, self._below, self._mover, self._writer)
-        self._promises = Promises(self._books)
-        planner = Planner(self._books, self._below, built.roots)
         attacher = Attacher(self._books, self._below, self._mover)
-        self._turns = Turns(self._books, self._below, built.roots, self._writer, self._promises, planner, attacher)
-        self._parking = Parking(self._books, self._below, built.roots, attacher, planner)
+        self._stretching = Stretching(self._books, self._below, attacher)
+        self._promises = Promises(self._books, self._stretching)
+        planner = Planner(self._books, self._below)
+        self._turns = Turns(
+            self._books, self._below, built.roots, self._writer, self._promises, planner, attacher, self._stretching
+        )
+        self._parking = Parking(self._books, self._below)
         self._registry = Registry(self._books, self._parking)
         self._closed = False
         self._books.device.on_full = self._leaving.make_room
-        # Also at the end of the process: a thread that copies must not be caught by the end of the interpreter.
-        self._finalizer = weakref.finalize(self, _end, self._mover, built)
+        # A garbage collector may call it in any thread: in the mover's, or in one that has what a move waits for.
+        self._finalizer = weakref.finalize(self, self._mover.finish, built.close)
 
     @property
     def device(self) -> DeviceTier:
@@ -131,7 +141,9 @@ class KvPool:
         """Begin a turn with the whole prompt; `TieredCache.begin` calls it.
 
         The cache then holds the KV of the first ``Reuse.tokens`` of them, from wherever the longest such prefix is:
-        never of all of them. Raises `KvFull` where the prompt cannot fit even after everything idle has left. With
+        never of all of them. Where the prompt is more than the device holds, layers lie in the tier below and come up
+        one by one: slower, exact, and told. Raises `KvFull` where even that is more than there is, or others in a turn
+        have the room. With
         ``overlap`` (default: the settings') the turn may compute while later layers still come up; `KvLost` out of a
         pass then means: begin again.
         """
@@ -248,13 +260,19 @@ class KvPool:
         self._registry.sweep()
         return self._promises.could(tokens)
 
+    def could_ever(self, tokens: int) -> bool:
+        """Tell whether the device has room for a turn of so many tokens if it is alone, layer by layer at worst."""
+        return self._promises.could_ever(tokens)
+
     def reserve(self, cache: TieredCache, tokens: int) -> None:
         """Promise blocks to a turn so that it can reach so many tokens; raises `KvFull` where that cannot be.
 
         `begin` promises for the prompt; beyond its promise a turn takes blocks as it grows, and gets `KvFull` when none
         can be made free. A promise ends with the turn, with `park`, or with the next `reserve`.
         """
-        self._promises.make(self._conversation(cache), tokens)
+        one = self._conversation(cache)
+        if self._promises.make(one, tokens) and one.active:
+            self._stretching.stretch(one, cache, tokens)
 
     def park(self, cache: TieredCache) -> None:
         """Preempt a turn between two passes: its blocks move below and become free; side state stays where it is.
@@ -311,6 +329,10 @@ class KvPool:
         written = self._books.counters.written.blocks - before
         return Flushed(written, self._mover.waiting, time.monotonic() - begun)
 
+    def check_disk(self, after: str | None = None) -> dict[str, Any]:
+        """Read a part of the blocks on the disk through (`disk.checking`), JSON-ready; nothing without a disk."""
+        return Checked(0, 0, (), 0, None).told() if self._below.cold is None else self._below.cold.check(after)
+
     def report(self) -> KvReport:
         """Return what lies where, what was reused, how fast copies were, and whether any block is leaked."""
         self._registry.sweep()
@@ -359,11 +381,6 @@ class KvPool:
     def _check_open(self) -> None:
         if self._closed:
             raise KvBusy("the pool of KV blocks is closed")
-
-
-def _end(mover: Mover, built: Built) -> None:
-    mover.close()
-    built.close()
 
 
 def _once(act: Callable[[], None]) -> Any:

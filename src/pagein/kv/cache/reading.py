@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from pagein.errors import ModelUnsuited
 from pagein.kv.cache.geometry import Geometry, LayerShape, group_layers
+from pagein.kv.cache.side import side_bytes
 
 PAGED = (DynamicLayer, DynamicSlidingWindowLayer)
 """Stock layers, by exact type, whose K and V go into blocks; all others stay what they are, beside them."""
@@ -22,19 +23,21 @@ _NAMES = ("cache", "past_key_values")
 
 
 def read_geometry(model: Any) -> Geometry:
-    """Return what a transformers model caches, read from a pass of one token over a twin without weights.
+    """Return what a transformers model caches, read from a pass of one token (or two) over a twin without weights.
 
     Where the twin cannot compute, the model itself does. ModelUnsuited, by name, for what keeps no such cache.
     """
     name = _cache_name(model)
     config = decoder_config(model.config)
     try:
-        shapes, side, layers = _record(_twin(model), name, torch.device("meta"))
+        shapes, side, layers, sizes = _record(_twin(model), name, torch.device("meta"))
     except Exception:  # whatever a class does with values that a twin does not have
-        shapes, side, layers = _record(model, name, _device_of(model))
+        shapes, side, layers, sizes = _record(model, name, _device_of(model))
     if not shapes:
         raise ModelUnsuited(f"{type(model).__name__} keeps no K and V that could go into blocks")
-    return Geometry(group_layers(shapes), side, layers, config, bool(model.config.is_encoder_decoder))
+    grows = sizes[1] - sizes[0]
+    has_encoder = bool(model.config.is_encoder_decoder)
+    return Geometry(group_layers(shapes), side, layers, config, has_encoder, sizes[0] - grows, grows)
 
 
 def decoder_config(config: Any) -> Any:
@@ -77,8 +80,11 @@ def _device_of(model: Any) -> torch.device:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def _record(model: Any, name: str, device: torch.device) -> tuple[list[LayerShape], tuple[int, ...], int]:
-    """Shapes of the layers that were updated, indices of those that stay beside, and how many there are."""
+def _record(model: Any, name: str, device: torch.device) -> tuple[list[LayerShape], tuple[int, ...], int, list[int]]:
+    """Shapes of the layers that were updated, indices of those that stay beside, and how many there are.
+
+    With them the bytes of those beside after one token, and after two.
+    """
     cache = DynamicCache(config=decoder_config(model.config))
     shapes: dict[int, LayerShape] = {}
     side = []
@@ -92,10 +98,15 @@ def _record(model: Any, name: str, device: torch.device) -> tuple[list[LayerShap
     if model.config.is_encoder_decoder:
         given[name] = EncoderDecoderCache(cache, DynamicCache(config=decoder_config(model.config)))
         states = torch.zeros((1, 1, model.config.hidden_size), dtype=model.dtype, device=device)
-        model(encoder_outputs=BaseModelOutput(states), decoder_input_ids=ids, **given)
+        given |= {"encoder_outputs": BaseModelOutput(states), "decoder_input_ids": ids}
     else:
-        model(input_ids=ids, **given)
-    return [shapes[index] for index in sorted(shapes)], tuple(side), len(cache.layers)
+        given["input_ids"] = ids
+    sizes: list[int] = []
+    for _ in range(2):
+        if not sizes or side:
+            model(**given)
+        sizes.append(side_bytes([cache.layers[index] for index in side]))
+    return [shapes[index] for index in sorted(shapes)], tuple(side), len(cache.layers), sizes
 
 
 def _recording(layer: Any, index: int, shapes: dict[int, LayerShape]) -> Any:

@@ -59,7 +59,8 @@ class Registry:
             self._parking.drop(one)
 
     def sweep(self) -> None:
-        """Forget conversations whose caches were dropped: the caches' own finalizers have freed the blocks."""
+        """Forget conversations whose caches were dropped, and see to it that their blocks are free."""
+        self._books.device.settle()
         while self._gone:
             number = self._gone.popleft()
             with self._books.lock:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pagein.kv.cache.answers import Place
 from pagein.kv.cache.below import Below
-from pagein.kv.cache.books import Books
+from pagein.kv.cache.books import Books, cache_of
 from pagein.kv.cache.conversation import Conversation
 from pagein.kv.disk.answers import Usage
 from pagein.units import format_bytes
@@ -50,10 +50,17 @@ class KvReport:
     damaged_blocks: int
     skipped_promotions: int
     parked: int
+    stretched: int
+    """Turns that became larger than the device."""
+    stretched_now: int
+    """Conversations that are, at the moment: their layers come up one by one."""
+    moved_per_token: int
+    """Bytes that one further token of each of these moves between the device and the tier below, all together."""
     refused: int
     """Times that a turn got `KvFull` for want of a promise."""
     bandwidth: Mapping[str, float | None]
-    """Bytes per second: down, up (device and host memory), written, read (disk); None before the first copy."""
+    """Bytes per second: down, up (device and host memory), written, read (disk), layers (of conversations larger than
+    the device, both ways); None before the first copy."""
     moved: Mapping[str, int]
     """Bytes that went the same ways."""
     writing: int
@@ -73,6 +80,11 @@ class KvReport:
         ]
         reused = sum(self.reused_tokens.values())
         words.append(f"{self.turns} turns, {reused} of {self.prompt_tokens} prompt tokens reused")
+        if self.stretched_now:
+            words.append(
+                f"conversations larger than the device: {self.stretched_now}; each further token moves "
+                f"{format_bytes(self.moved_per_token)}"
+            )
         if self.lossy is not None:
             words.append(f"blocks below the device are squeezed to {self.lossy}: what comes back is not exact")
         return [*words, *(f"leaked: {one}" for one in self.leaks)]
@@ -89,6 +101,9 @@ def _counted(books: Books, below: Below, writing: int, disk: Usage | None) -> Kv
     counters = books.counters
     places = Counter(place_of(one, books, below) for one in books.conversations.values())
     ways = {"down": counters.down, "up": counters.up, "written": counters.written, "read": counters.read}
+    ways["layers"] = counters.gathered
+    batches = [cache.batch for one in books.conversations.values() if (cache := cache_of(one)) is not None]
+    stretches = [(batch.stretch, batch.length) for batch in batches if batch.stretch is not None]
     return KvReport(
         device=_device(books, places),
         host=_host(below, places),
@@ -103,6 +118,9 @@ def _counted(books: Books, below: Below, writing: int, disk: Usage | None) -> Kv
         damaged_blocks=counters.damaged,
         skipped_promotions=counters.skipped,
         parked=counters.parked,
+        stretched=counters.stretched,
+        stretched_now=len(stretches),
+        moved_per_token=sum(stretch.moved_for(length) for stretch, length in stretches),
         refused=counters.full,
         bandwidth={name: way.bandwidth for name, way in ways.items()},
         moved={name: way.bytes for name, way in ways.items()},

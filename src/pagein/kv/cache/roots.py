@@ -21,7 +21,6 @@ class Roots:
         self._model, self._fields, self._adapters = model, dict(fields), dict(adapters)
         self._made: dict[tuple[str, str, str], tuple[bytes, dict[str, str]]] = {}
         self.tenants: dict[bytes, str] = {}
-        self.privates: set[bytes] = set()
         self.labels: dict[bytes, str] = {}
         """What the disk calls a model: a name for people, and a few digits of each field."""
 
@@ -46,19 +45,6 @@ class Roots:
                 names = sorted(name for name in mine if other.get(name) != mine[name])
                 return f"on the disk it was computed with other {', '.join(names)}"
         return ""
-
-    def private(self, tenant: str, name: str) -> bytes:
-        """Return a root that nobody else has, for what must only come back to where it was."""
-        root = root_key({**self._fields, "tenant": tenant, "private": name})
-        self.tenants[root], self.labels[root] = tenant, "a turn that waits"
-        self.privates.add(root)
-        return root
-
-    def drop(self, root: bytes) -> None:
-        """Forget a private root."""
-        self.privates.discard(root)
-        self.tenants.pop(root, None)
-        self.labels.pop(root, None)
 
 
 def _label(fields: Mapping[str, str]) -> str:

@@ -69,6 +69,8 @@ class Row:
         self.expected = expected
         """Tokens that the row may reach, where somebody knows; it is placed with room for them."""
         self.length = 0
+        self.away: frozenset[int] = frozenset()
+        """Groups whose rows lie below, not in blocks: the batch has a `Stretch` for them."""
         self.chains = [Chain(group) for group in device.geometry.groups]
         device.rows.add(self)
 
@@ -78,6 +80,8 @@ class Row:
 
     def growth(self, group: int, new: int, recording: bool, holders: dict[int, int]) -> Growth:
         """Tell what a group needs for more tokens; ``holders`` counts those of tails that rows before it left."""
+        if group in self.away:
+            return Growth(0, False, None)
         chain, end = self.chains[group], self.length + new
         begin = kept_from(end, chain.group.window)
         if not recording and begin > self.length:
@@ -96,6 +100,8 @@ class Row:
 
     def grow(self, group: int, growth: Growth, got: list[int], recording: bool) -> None:
         """Carry a growth out with the blocks taken for it; the length is not touched."""
+        if group in self.away:
+            return
         chain = self.chains[group]
         self._drop_retired(group)
         if not recording:
@@ -198,6 +204,9 @@ class Row:
 
     def fork(self, places: list[object] | None = None) -> Row:
         """Return a row with the same tokens that shares all blocks; whoever writes into one first copies it."""
+        if self.away:
+            size = sum(self.chains[group].group.block_bytes for group in self.away) * blocks_of(self.length)
+            raise KvFull(size, self.device.memory, f"a second row of {self.length} tokens")
         other = Row(self.device, self.places if places is None else places, self.expected)
         other.length = self.length
         with self.device.lock:
@@ -212,7 +221,7 @@ class Row:
         self.release()
         for chain, (start, blocks) in zip(self.chains, tables, strict=True):
             assert start % BLOCK == 0
-            assert start + len(blocks) * BLOCK >= length, (start, len(blocks), length)
+            assert not blocks or start + len(blocks) * BLOCK >= length, (start, len(blocks), length)
             chain.start, chain.blocks = start, list(blocks)
         self.length = length
         self.moved()
@@ -228,14 +237,19 @@ class Row:
         chain.retired = [moved.get(block, block) for block in chain.retired]
         self.places[group] = None
 
+    def let_go(self, group: int) -> None:
+        """Let go of a group's blocks; the length stays: its rows lie elsewhere (`away`)."""
+        self._drop_retired(group)
+        chain = self.chains[group]
+        blocks = [block for block in chain.blocks if block is not None]
+        chain.blocks, chain.start = [], 0
+        self.device.release(group, blocks)
+
     def release(self) -> None:
         """Let go of all blocks at once. Idempotent."""
-        for group, chain in enumerate(self.chains):
-            self._drop_retired(group)
-            blocks = [block for block in chain.blocks if block is not None]
-            chain.blocks, chain.start = [], 0
-            self.device.release(group, blocks)
-        self.length = 0
+        for group in range(len(self.chains)):
+            self.let_go(group)
+        self.length, self.away = 0, frozenset()
         self.moved()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,24 @@ def warn_of_settings(model: Any, geometry: Geometry) -> None:
     """Warn of each unsafe setting of a model that a pool is made for."""
     for sentence in unsafe_settings(model, geometry=geometry, generates=True):
         warnings.warn(sentence, stacklevel=3)
+
+
+def too_long(geometry: Geometry, memory: int, longest: int | None, *, below: bool) -> str | None:
+    """Say what the longest conversation costs where it is larger than the device; None where it is not.
+
+    ``below``: there is a tier that its layers can lie in.
+    """
+    if longest is None or geometry.kv_bytes(longest) <= memory:
+        return None
+    fits = bisect_right(range(longest), memory, key=geometry.kv_bytes) - 1
+    words = (
+        f"a conversation of {longest} tokens needs {format_bytes(geometry.kv_bytes(longest))} of KV, the device has "
+        f"{format_bytes(memory)}, for {fits} tokens"
+    )
+    if not below:
+        return f"{words}: a longer one is refused; give it more memory, or a disk to lie on"
+    moved = format_bytes(geometry.bytes_per_token * longest)
+    return f"{words}: of a longer one layers lie below, and each further token moves up to {moved}; give it more memory"
 
 
 def _training(seen: _Seen) -> Iterator[str]:

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from pagein.errors import CacheMismatch
 from pagein.kv.blocks.keys import common_length
-from pagein.kv.cache.answers import Reuse, Source
+from pagein.kv.cache.answers import Reuse, Source, Why
 from pagein.kv.cache.batch import Batch
 from pagein.kv.cache.device import DeviceTier
 from pagein.kv.cache.geometry import Geometry
@@ -93,7 +93,7 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
         self.batch = Batch(self.device_tier, sum(len(group.layers) for group in geometry.groups), expected)
         self._prompt: list[int] | None = None
         Cache.__init__(self, layers=_layers(self.batch, geometry))
-        self._finalizer = weakref.finalize(self, self.batch.release)
+        self._finalizer = weakref.finalize(self, self.device_tier.drop, self.batch)
         self._finalizer.atexit = False
         if pool is not None:
             pool.join(self)
@@ -126,7 +126,8 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
         if tokens is None or self.geometry.has_encoder:
             self.reset()
             why = "several texts at once" if tokens is None else "what a decoder keeps depends on the encoder's input"
-            return Reuse(0, Source.NONE, f"nothing is reused: {why}", 0 if tokens is None else len(tokens))
+            kind = Why.ENCODER if self.geometry.has_encoder else Why.TOKENS
+            return Reuse(0, Source.NONE, f"nothing is reused: {why}", 0 if tokens is None else len(tokens), kind=kind)
         reuse = self.keeper.begin(self, tokens) if self.keeper is not None else self.hold(tokens)
         self._prompt, self.batch.lowest = tokens, len(tokens)
         return reuse
@@ -137,7 +138,8 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
         self._only_first()
         if self.geometry.turns_otherwise(prompt):
             self.reset()
-            return Reuse(0, Source.NONE, f"{prompt} tokens are turned by other angles than fewer are", prompt)
+            words = f"{prompt} tokens are turned by other angles than fewer are"
+            return Reuse(0, Source.NONE, words, prompt, kind=Why.SETTINGS)
         most = min(common_length(self.tokens, tokens), max(prompt - 1, 0))
         if self.can_hold(most):
             self.crop_to(most)
@@ -149,7 +151,8 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
         else:
             why = f"none of {known} tokens is as before"
             self.reset()
-        return Reuse(most, Source.LIVE if most else Source.NONE, why, prompt)
+        kind = None if most and most == prompt - 1 else Why.TOKENS if known else Why.EMPTY
+        return Reuse(most, Source.LIVE if most else Source.NONE, why, prompt, kind=kind)
 
     def can_hold(self, length: int) -> bool:
         """Tell whether the cache can be taken back to a length exactly."""
@@ -249,6 +252,7 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
         other = TieredCache(
             device=self.device_tier, keeper=self.keeper, tenant=self.tenant, expected=self.batch.expected
         )
+        self.batch.arrive()
         with self.device_tier.lock:  # between two turns its blocks may leave in another thread
             other.batch.become(self.batch.fork())
             for index in self.geometry.side_layers:

@@ -8,9 +8,10 @@ from typing import Any
 
 from pagein.kv.blocks.keys import BLOCK
 from pagein.kv.cache.below import Below
+from pagein.kv.cache.beside import Beside
 from pagein.kv.cache.books import Books, Hold
 from pagein.kv.cache.conversation import Conversation
-from pagein.kv.cache.known import Node
+from pagein.kv.cache.known import Node, Text
 from pagein.kv.cache.mover import Move, Mover
 from pagein.kv.cache.side import SideUnknown, pack_side
 from pagein.kv.cache.tiered import TieredCache
@@ -25,7 +26,18 @@ class _Item:
     hold: Hold | None
     """None for a partly filled tail: it was copied at once, so that the next turn can go on in its block."""
     packed: Any = None
+    counted: Beside | None = None
+    """The copy's bytes, where the device is host memory."""
     obsolete: bool = False
+
+    def drop_copy(self, books: Books) -> None:
+        """Let go of the copy. Idempotent."""
+        self.packed = None
+        if self.counted is not None:
+            with books.lock:
+                books.copies -= self.counted.size
+                self.counted.free()
+                books.news.notify_all()
 
 
 class Writer:
@@ -96,12 +108,13 @@ class Writer:
                 items.append(self._item(nodes, index, group, hold, after))
         self._tails[conversation.id] = [one for one in items if one.hold is None]
         items.sort(key=lambda one: (one.index, one.group))
-        side = self._side(cache, conversation)
-        root, tokens = conversation.root, conversation.tokens
-        steps = self._steps(conversation, nodes, items, side, root, tokens, after)
+        side = side_of(cache, conversation)
+        text = Text(conversation.root, nodes)
+        steps = self._steps(conversation, text, items, side, conversation.tokens, after)
 
         def end() -> None:
             for item in items:
+                item.drop_copy(self._books)
                 if item.hold is not None:
                     books.drop(item.hold)
 
@@ -117,47 +130,54 @@ class Writer:
 
     def _item(self, nodes: list[Node], index: int, group: int, hold: Hold, after: Any) -> _Item:
         """What has to be done for a block; a tail is copied now."""
-        if len(nodes[index].tokens) == BLOCK:
+        rows, counted = len(nodes[index].tokens), None
+        if rows == BLOCK:
             return _Item(index, group, hold)
+        if self._books.shares_memory:
+            counted = Beside(self._books.device, "a copy of a block that is not full")
+            with self._books.lock:
+                if not counted.could_hold(self._below.forms[group].bytes(rows)):
+                    return _Item(index, group, hold)  # no room for it: a turn that goes on meanwhile copies the block
+                self._books.copies += counted.size
         try:
-            packed = self._below.packed(group, hold.blocks[0], len(nodes[index].tokens), after)
+            packed = self._below.packed(hold, rows, after)
         finally:
             self._books.drop(hold)
-        return _Item(index, group, None, packed)
-
-    def _side(self, cache: TieredCache, conversation: Conversation) -> Any:
-        if not cache.side or cache.batch.length != len(conversation.tokens):
-            return None
-        try:
-            return pack_side(cache.side)
-        except SideUnknown:
-            return None
+        return _Item(index, group, None, packed, counted)
 
     def _steps(
         self,
         conversation: Conversation,
-        nodes: list[Node],
+        text: Text,
         items: list[_Item],
         side: Any,
-        root: bytes,
         tokens: tuple[int, ...],
         after: Any,
     ) -> Iterator[None]:
         for item in items:
-            path = nodes[: item.index + 1]
             if item.hold is None:
                 if not item.obsolete:
-                    self._below.save(path, root, item.group, None, after, item.packed)
-                item.packed = None
+                    self._below.save(text, item.index, item.group, None, after, item.packed)
+                item.drop_copy(self._books)
             else:
                 try:
-                    self._below.save(path, root, item.group, item.hold.blocks[0], after)
+                    self._below.save(text, item.index, item.group, item.hold, after)
                 finally:
                     self._books.drop(item.hold)
             yield
         if side is not None:
-            self._below.save_side(nodes, root, side)
+            self._below.save_side(text, side)
             yield
         if self._below.cold is not None:
-            self._below.cold.note(conversation.disk_name, root, tokens)
+            self._below.cold.note(conversation.disk_name, text.root, tokens)
         self._below.trim()
+
+
+def side_of(cache: TieredCache, conversation: Conversation) -> Any:
+    """Return the side state of an idle conversation, packed; None where there is none that stands for its tokens."""
+    if not cache.side or cache.batch.length != len(conversation.tokens):
+        return None
+    try:
+        return pack_side(cache.side)
+    except SideUnknown:
+        return None

@@ -91,9 +91,11 @@ class Keeping:
             self._busy -= 1
             self._quiet.notify_all()
 
-    def place(self, prefix: Prefix, size: int) -> tuple[Slot, int] | Skipped:
-        """Take a slot, within the cap and above the floor; with it, how many blocks left for it."""
-        rows, left, slot = self._room.rows(len(prefix.links)), 0, None
+    def place(self, prefix: Prefix, index: int, size: int) -> tuple[Slot, int] | Skipped:
+        """Take a slot for a block of a text, within the cap and above the floor; with it, how many left for it."""
+        with self._lock:
+            new = max(index + 1 - len(self._tree.path(prefix)), 0)
+        rows, left, slot = self._room.rows(new), 0, None
         refused = self._room.never(size + rows + self._room.other())
         try:
             while refused is None:
@@ -117,6 +119,27 @@ class Keeping:
                 with self._lock:
                     self._segments.give(slot)
 
+    def lend(self, size: int) -> Skipped | None:
+        """Count bytes of a nameless file in the folder, after others left for them; or why not. `take_back` ends it."""
+        refused = self._room.never(size + self._room.lent + self._room.other())
+        while refused is None:
+            with self._lock:
+                lacking = self._room.lacking(size)
+                if lacking <= 0:
+                    self._room.lent += size
+                    return None
+                spare = self._segments.leave(lacking)
+                if not spare and not self._evict(lacking, None, None):
+                    refused = self._room.refusal(size, lacking)
+            if spare and not self._punch(spare):
+                refused = self._room.refusal(size, lacking)
+        return refused
+
+    def take_back(self, size: int) -> None:
+        """Bytes that were lent are free again."""
+        with self._lock:
+            self._room.lent -= size
+
     def cut_back(self) -> None:
         """Bring the store back under its cap; what is pinned stays."""
         self.give_spare_back()
@@ -129,9 +152,8 @@ class Keeping:
     def _evict(self, need: int, size: int | None, prefix: Prefix | None) -> int:
         """Let the least valuable leave; return how many blocks did, 0 where it would not be enough."""
         kept = held_by(self._tree, self._pinned)
-        if prefix is not None:
-            kept.update(self._tree.path(prefix))
-        chosen = victims(self._tree, need, size, kept, self._now())
+        path = self._tree.path(prefix) if prefix is not None else ()
+        chosen = victims(self._tree, need, size, kept, path, self._now())
         left: list[Block] = []
         for node in chosen or ():
             left += [self._tree.detach(node, group) for group in list(node.blocks)]

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from pagein.kv.disk.prefix import TOKEN
 from pagein.kv.disk.tree import Node, Tree
 from pagein.kv.value import Candidate
 
 
-def victims(tree: Tree, need: int, size: int | None, kept: Collection[Node], now: float) -> list[Node] | None:
+def victims(
+    tree: Tree, need: int, size: int | None, kept: Collection[Node], path: Sequence[Node], now: float
+) -> list[Node] | None:
     """Return the nodes that leave for ``need`` bytes, or for one slot of ``size``; None where all have fewer.
 
-    Never one that is ``kept`` or being read, nor one with something below it that stays.
+    Never one that is ``kept``, on the ``path`` of a text or being read, nor one with something below it that stays.
     """
     if need <= 0:
         return []
-    heap = [_rank(node, now) for node in tree.leaves if _may_leave(node, kept)]
+    heap = [_rank(node, now) for node in tree.leaves if _may_leave(node, kept, path)]
     heapq.heapify(heap)
     chosen: list[Node] = []
     gone: dict[Node, int] = {}
@@ -34,13 +36,14 @@ def victims(tree: Tree, need: int, size: int | None, kept: Collection[Node], now
         if parent is None or parent.parent is None:
             continue
         gone[parent] = gone.get(parent, 0) + 1
-        if gone[parent] == len(parent.children) and _may_leave(parent, kept):
+        if gone[parent] == len(parent.children) and _may_leave(parent, kept, path):
             heapq.heappush(heap, _rank(parent, now))
     return None
 
 
-def _may_leave(node: Node, kept: Collection[Node]) -> bool:
-    return node not in kept and not any(block.readers for block in node.blocks.values())
+def _may_leave(node: Node, kept: Collection[Node], path: Sequence[Node]) -> bool:
+    on_path = node.index < len(path) and path[node.index] is node
+    return not on_path and node not in kept and not any(block.readers for block in node.blocks.values())
 
 
 def _rank(node: Node, now: float) -> tuple[float, bytes, Node]:

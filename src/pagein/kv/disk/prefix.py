@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
 
 from pagein.kv.blocks import keys
+
+if TYPE_CHECKING:
+    from pagein.kv.disk.tree import Node
 
 TOKEN = 8
 """Bytes of a packed token: i64, as in the keys."""
@@ -32,6 +35,8 @@ class Prefix:
     """What the model is called, for people; what it is stands in the root."""
     links: tuple[Link, ...]
     length: int
+    trail: list[Node] = field(default_factory=list, compare=False, repr=False)
+    """Nodes that were proven to be this text's: `Tree.path` looks at each but once, however often it is asked."""
 
     @classmethod
     def of(cls, root: bytes, tokens: Sequence[int], *, tenant: str = "", model: str = "") -> Self:

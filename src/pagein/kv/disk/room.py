@@ -27,6 +27,8 @@ class Room:
     segments: Segments
     cap: int | None
     floor: int
+    lent: int = 0
+    """Bytes of nameless files of this process's turns (`Keeping.lend`)."""
 
     def other(self) -> int:
         """Bytes of all files but those of slots: the catalogue with its log, and what is not ours."""
@@ -37,8 +39,8 @@ class Room:
             return 0
 
     def used(self) -> int:
-        """Bytes of all files."""
-        return self.segments.bytes + self.other()
+        """Bytes of all files, those without a name included."""
+        return self.segments.bytes + self.lent + self.other()
 
     def rows(self, links: int) -> int:
         """Bytes that the catalogue may need for a block of a text of so many."""

@@ -53,9 +53,11 @@ class Segment:
     """They have their bytes; the rest below ``high`` are holes."""
     leaving: set[int] = field(default_factory=set)
     """Being punched: they have their bytes and may not be taken."""
-    bare: list[int] = field(default_factory=list)
+    bare: set[int] = field(default_factory=set)
     high: int = 0
     """Slots that the file was ever long enough for."""
+    last: int = -1
+    """The one that was taken last."""
     _fd: int = -1
     _direct: int = -1
     _opened: list[int] = field(default_factory=list)
@@ -132,16 +134,20 @@ class Segments:
         return any(segment.spare for segment in self._all.values() if segment.size == size)
 
     def take(self, size: int) -> Slot:
-        """Take a slot: a spare one first, else the lowest hole, else one at the end of a file."""
+        """Take a slot: a spare one first, else a hole, else one at the end of a file.
+
+        The one behind that which was taken last is taken next, else the lowest: a text that is written in one go is
+        read in one.
+        """
         for (_, number), segment in self._of_size(size):
             if segment.spare:
-                return self._took(segment, number, segment.spare.pop())
+                return self._took(segment, number, _next(segment.spare, segment.last))
         for (_, number), segment in self._of_size(size):
             if segment.bare or segment.high < segment.most:
                 if not segment.bare:
-                    segment.bare.append(segment.high)
+                    segment.bare.add(segment.high)
                     segment.high += 1
-                return self._took(segment, number, segment.bare.pop())
+                return self._took(segment, number, _next(segment.bare, segment.last))
         number = max((number for other, number in self._all if other == size), default=-1) + 1
         segment = self._all[size, number] = Segment(self._folder / f"{size}-{number:06}.slots", size, high=1)
         return self._took(segment, number, 0)
@@ -185,7 +191,7 @@ class Segments:
             segment = self.of(slot)
             segment.leaving.remove(slot.number)
             if slot in gone:
-                segment.bare.append(slot.number)
+                segment.bare.add(slot.number)
             else:
                 segment.spare.add(slot.number)
             touched.add((slot.size, slot.segment))
@@ -230,7 +236,7 @@ class Segments:
             self._drop_if_empty(place)
             return
         os.truncate(path, segment.high * segment.size)
-        others = [number for number in range(segment.high) if number not in there]
+        others = set(range(segment.high)) - there
         if os.stat(path).st_blocks * _DISK_BLOCK <= len(there) * segment.size:
             segment.bare = others
             return
@@ -243,6 +249,7 @@ class Segments:
 
     def _took(self, segment: Segment, number: int, slot: int) -> Slot:
         segment.taken.add(slot)
+        segment.last = slot
         return Slot(segment.size, number, slot)
 
     def _drop_if_empty(self, place: tuple[int, int]) -> None:
@@ -257,6 +264,12 @@ class Segments:
             pass
         except OSError as error:
             log.warning("%s cannot be removed: %s", segment.path, error)
+
+
+def _next(free: set[int], last: int) -> int:
+    found = last + 1 if last + 1 in free else min(free)
+    free.remove(found)
+    return found
 
 
 def _runs(slots: Iterable[Slot]) -> Iterator[list[Slot]]:

@@ -8,9 +8,12 @@ is nobody else's until the last reader is done, whatever became of its block.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Self
 
@@ -21,6 +24,7 @@ from pagein.kv.disk import holding, transfer, walk
 from pagein.kv.disk.answers import ConversationEntry, Forgotten, Found, Kept, Policy, Ref, Usage
 from pagein.kv.disk.catalogue import NAME, Catalogue
 from pagein.kv.disk.changes import Changes
+from pagein.kv.disk.checking import check
 from pagein.kv.disk.digest import digest
 from pagein.kv.disk.keeping import Keeping
 from pagein.kv.disk.layout import slot_bytes
@@ -28,9 +32,9 @@ from pagein.kv.disk.listing import entries
 from pagein.kv.disk.lock import lock
 from pagein.kv.disk.opening import load
 from pagein.kv.disk.prefix import Prefix
-from pagein.kv.disk.reading import Hold, NotWhatWasWritten, read
+from pagein.kv.disk.reading import Hold, NotWhatWasWritten, read, read_run, runs, verify
 from pagein.kv.disk.room import Room
-from pagein.kv.disk.segments import Segments
+from pagein.kv.disk.segments import Segments, Slot
 from pagein.kv.disk.tree import Block, Holder
 from pagein.kv.room import FLOOR
 
@@ -140,11 +144,42 @@ class BlockStore(Keeping):
                 view = memoryview(buffer).cast("B")
                 size = sum(block.lengths[at] for at in chosen)
                 assert (chosen.step, view.nbytes) == (1, size), (chosen, view.nbytes, size)
-                try:
+                with self._dropping(ref, block):
                     read(self._segments.of(block.slot), block, chosen, view)
-                except (OSError, transfer.ShortRead, NotWhatWasWritten) as error:
-                    self.drop(ref, block, str(error))
-                    raise BlockDamaged(f"KV block {ref.index} of {ref.group!r} is lost: {error}", ref) from error
+
+    def read_whole(self, refs: Sequence[Ref], into: memoryview | bytearray) -> None:
+        """Read whole blocks into one buffer, back to back, and verify them; those behind each other in a file at once.
+
+        Raises BlockDamaged for one that is not well: it is dropped, and nothing in the buffer is to be used.
+        """
+        with self.reading(refs) as blocks:
+            ends, view = list(accumulate(ref.bytes for ref in refs)), memoryview(into).cast("B")
+            assert view.nbytes == ends[-1], (view.nbytes, ends[-1])
+            views = [view[end - ref.bytes : end] for ref, end in zip(refs, ends, strict=True)]
+            for run in runs(blocks):
+                for at in self._read_run(blocks, run, views):
+                    with self._dropping(refs[at], blocks[at]):
+                        read(self._segments.of(blocks[at].slot), blocks[at], range(len(blocks[at].lengths)), views[at])
+
+    def _read_run(self, blocks: Sequence[Block], run: Sequence[int], views: Sequence[memoryview]) -> Sequence[int]:
+        """Read blocks of a run at once; returns those that are to be read alone: one of them is not well, or all."""
+        if len(run) == 1:
+            return run
+        try:
+            segment = self._segments.of(blocks[run[0]].slot)
+            read_run(segment, [blocks[at] for at in run], [views[at] for at in run])
+        except (OSError, transfer.ShortRead):
+            return run
+        return [at for at in run if not _is_well(blocks[at], views[at])]
+
+    @contextmanager
+    def _dropping(self, ref: Ref, block: Block) -> Iterator[None]:
+        """Drop a block that cannot be read, or is not what was written, and raise BlockDamaged for it."""
+        try:
+            yield
+        except (OSError, transfer.ShortRead, NotWhatWasWritten) as error:
+            self.drop(ref, block, str(error))
+            raise BlockDamaged(f"KV block {ref.index} of {ref.group!r} is lost: {error}", ref) from error
 
     # --- keep --------------------------------------------------------------------------------------------------------
 
@@ -174,7 +209,7 @@ class BlockStore(Keeping):
             return refused
         key, slot = prefix.links[index].key, None
         try:
-            placed = self.place(prefix, slot_bytes(lengths))
+            placed = self.place(prefix, index, slot_bytes(lengths))
             if isinstance(placed, Skipped):
                 return placed
             slot, left = placed
@@ -241,18 +276,16 @@ class BlockStore(Keeping):
             counts = self._tree.blocks, len(self._tree.turns)
             return Usage(*counts, blocks + other, blocks - spare, spare, other, self._room.cap, self._room.floor)
 
+    def by_place(self) -> list[tuple[Slot, Ref]]:
+        """All blocks, in the order in which they lie on the disk."""
+        with self._lock:
+            nodes = list(self._tree.nodes.values())
+            found = [(one.slot, node.ref(name, node.index, 0)) for node in nodes for name, one in node.blocks.items()]
+        return sorted(found, key=lambda one: one[0])
+
     def verify(self) -> list[Ref]:
         """Read every block; return those that were damaged and are dropped."""
-        with self._lock:
-            every = [node.ref(group, node.index, 0) for node in self._tree.nodes.values() for group in node.blocks]
-        damaged = []
-        for ref in every:
-            try:
-                self.read(ref, bytearray(ref.bytes))
-            except BlockDamaged as error:
-                if not error.gone:
-                    damaged.append(ref)
-        return damaged
+        return [one.ref for one in check(self, None, seconds=math.inf).damaged]
 
     def gc(self, *, max_idle: float | None = None) -> list[ConversationEntry]:
         """Forget conversations that are idle for longer, give back what holds nothing, cut back to the cap."""
@@ -276,3 +309,11 @@ class BlockStore(Keeping):
             self._catalogue.close()
             self._segments.close()
             os.close(self._guard)
+
+
+def _is_well(block: Block, view: memoryview) -> bool:
+    try:
+        verify(block, range(len(block.lengths)), view)
+    except NotWhatWasWritten:
+        return False
+    return True

@@ -22,6 +22,7 @@ _MOST_VIEWS = 512
 """Views of one call; Linux takes 1024."""
 _UNALIGNED = errno.EINVAL
 _NOTHING = memoryview(bytes(PAGE))
+MOST_NOWHERE = 256 * 1024
 _mine = threading.local()
 
 
@@ -54,6 +55,17 @@ def read(segment: Segment, at: int, into: Sequence[memoryview]) -> None:
             at += sum(len(view) for view in run)
         return
     _read_copied(segment, into, at)
+
+
+def nowhere(size: int) -> memoryview:
+    """Memory, up to `MOST_NOWHERE`, that a read may fill with what nobody wants."""
+    global _rubbish
+    if _rubbish is None:
+        _rubbish = Buffer(MOST_NOWHERE)
+    return _rubbish.view[:size]
+
+
+_rubbish: Buffer | None = None
 
 
 def _on_pages(view: memoryview) -> bool:

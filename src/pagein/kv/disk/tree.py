@@ -6,7 +6,7 @@ blocks of its groups; one without a child always has some. What changes is noted
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,6 +39,8 @@ class Block:
     """To compute it anew."""
     offsets: tuple[int, ...] = ()
     """Where its pieces begin in the slot."""
+    gap: int = 0
+    """Bytes of the slot behind the last one."""
     even: bool = False
     """All of them are whole pages."""
     readers: int = 0
@@ -47,6 +49,7 @@ class Block:
 
     def __post_init__(self) -> None:
         self.offsets = tuple(offsets(self.lengths))
+        self.gap = self.slot.size - self.offsets[-1]
         self.even = self.offsets[-1] == sum(self.lengths)
 
 
@@ -120,13 +123,19 @@ class Tree:
         self.blocks = 0
         self.changes = Changes()
 
-    def path(self, prefix: Prefix) -> list[Node]:
-        """The nodes that a text goes along, all proven by their tokens."""
-        node = self.nodes.get(prefix.root)
-        found: list[Node] = []
-        if node is None or node.parent is not None:
+    def path(self, prefix: Prefix) -> Sequence[Node]:
+        """The nodes that a text goes along, all proven by their tokens; each once, for as long as it stays.
+
+        What is returned is the prefix's own, and changes when it is asked again.
+        """
+        found = prefix.trail
+        while found and self.nodes.get(found[-1].key) is not found[-1]:
+            found.pop()  # a node leaves before the one that it stands on
+        node = found[-1] if found else self.nodes.get(prefix.root)
+        if node is None or (not found and node.parent is not None):
             return found
-        for link in prefix.links:
+        for at in range(len(found), len(prefix.links)):
+            link = prefix.links[at]
             node = node.children.get(link.key)
             if node is None or node.tokens != link.tokens:
                 break
@@ -138,7 +147,7 @@ class Tree:
         root = self.nodes.get(prefix.root)
         if root is not None and root.parent is not None:
             return True
-        seen = {prefix.root} | ({link.key for link in prefix.links[:known]} if known < count else set())
+        seen = {prefix.root}  # the known ones' keys are among the nodes
         for link in prefix.links[known:count]:
             if link.key in self.nodes or link.key in seen:
                 return True

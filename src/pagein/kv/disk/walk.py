@@ -42,6 +42,7 @@ class _Walk:
         self._path = tree.path(prefix)
         self._root = tree.nodes.get(prefix.root)
         self._known: dict[tuple[str, int], tuple[int, Node] | None] = {}
+        self._runs = {group: self._run(group) for group, one in groups.items() if one.kind is not Kind.EXACT}
 
     def found(self) -> Found | None:
         for last in range(self._furthest(), -1, -1):
@@ -58,10 +59,7 @@ class _Walk:
             return -1
         for group, policy in self._groups.items():
             if policy.kind is Kind.EVERY:
-                whole = 0
-                while whole < last and self._whole(group, whole):
-                    whole += 1
-                last = whole
+                last = next((at for at in range(last) if not self._whole(group, at)), last)
         return last
 
     def _lengths(self, last: int) -> Iterator[int]:
@@ -83,7 +81,7 @@ class _Walk:
             return True  # `_lengths` has asked
         first = policy.first_token(last * BLOCK + rows) // BLOCK
         best = self._best(group, last)
-        return best is not None and best[0] >= rows and all(self._whole(group, at) for at in range(first, last))
+        return best is not None and best[0] >= rows and self._runs[group][last] >= last - first
 
     def _refs(self, group: str, last: int, rows: int) -> Iterator[Ref]:
         policy = self._groups[group]
@@ -97,6 +95,13 @@ class _Walk:
         best = self._best(group, last)
         assert best is not None
         yield best[1].ref(group, last, rows)
+
+    def _run(self, group: str) -> list[int]:
+        """Per block of the text, as far as it is known: how many that the group has come right before it."""
+        found = [0]
+        for node in self._path:
+            found.append(found[-1] + 1 if group in node.blocks else 0)
+        return found
 
     def _whole(self, group: str, at: int) -> bool:
         return at < len(self._path) and group in self._path[at].blocks

@@ -1,6 +1,6 @@
 """Reads a plan that nobody vouches for: every field, its type and its limit; the first fault refuses the whole.
 
-What the fields mean to each other is `plan_checks`' business. Unknown fields are faults: a newer plan may mean by them
+What the fields mean to each other is `checks`' business. Unknown fields are faults: a newer plan may mean by them
 something that must not be overlooked.
 """
 
@@ -13,9 +13,11 @@ from typing import NoReturn, TypeVar
 
 from pagein.catalog.bounded import no_duplicates
 from pagein.catalog.safetensors import BITS
-from pagein.errors import PlanRefused
-from pagein.parts.names import PATTERN, file_name, is_name
-from pagein.parts.plan import (
+from pagein.catalog.split.checks import check_plan
+from pagein.catalog.split.names import PATTERN, file_name, is_name
+from pagein.catalog.split.packed import LAYOUTS
+from pagein.catalog.split.plan import (
+    MESSAGE,
     PRECISIONS,
     VERSION,
     Model,
@@ -27,7 +29,7 @@ from pagein.parts.plan import (
     Task,
     TensorEntry,
 )
-from pagein.parts.plan_checks import check_plan
+from pagein.errors import PlanRefused
 
 PLAN_LIMIT = 16 * 1024**2
 """Bytes of a plan's text."""
@@ -197,10 +199,31 @@ def _sources(field: _Field) -> dict[str, str]:
 
 
 def _task(name: str, field: _Field) -> Task:
-    record = field.record(("parts", "kind"), ("inputs",))
+    record = field.record(("parts", "kind"), ("inputs", "prompt"))
     inputs = _texts(record["inputs"], 64, _TENSOR, "name of an input") if "inputs" in record else {}
     parts = tuple(one.name() for one in record["parts"].items(MOST_PARTS))
-    return Task(name, parts, record["kind"].name(), inputs)
+    prompt = _prompt(record["prompt"]) if "prompt" in record else None
+    return Task(name, parts, record["kind"].name(), inputs, prompt)
+
+
+def _prompt(field: _Field) -> str:
+    """A text of several lines with one place for what is asked."""
+    if not isinstance(field.value, str):
+        raise field.refuse(f"is no text but {_kind(field.value)}")
+    if (why := prompt_fault(field.value)) is not None:
+        raise field.refuse(why)
+    return field.value
+
+
+def prompt_fault(prompt: str) -> str | None:
+    """Say what is wrong with a task's prompt; None where nothing is."""
+    if len(prompt) > LONGEST_TEXT:
+        return f"has {len(prompt)} characters, the limit is {LONGEST_TEXT}"
+    if (places := prompt.count(MESSAGE)) != 1:
+        return f"has {places} places {MESSAGE!r} for what is asked, it needs one"
+    if not all(sign.isprintable() or sign in "\n\t" for sign in prompt):
+        return f"{prompt[:80]!r} has characters that cannot be printed"
+    return None
 
 
 def _part(name: str, field: _Field, left: list[int]) -> Part:
@@ -220,7 +243,7 @@ def _part(name: str, field: _Field, left: list[int]) -> Part:
 
 
 def _file(part: str, field: _Field, left: list[int]) -> PartFile:
-    record = field.record(("file", "bytes", "sha256", "tensors"))
+    record = field.record(("file", "bytes", "sha256", "tensors"), ("layout",))
     sha256 = record["sha256"].text(_HEX, "sha256")
     file = record["file"].text()
     if file != file_name(part, sha256):
@@ -235,7 +258,10 @@ def _file(part: str, field: _Field, left: list[int]) -> PartFile:
     nbytes, least = record["bytes"].whole(FILE_LIMIT), 10 + sum(one.nbytes for one in tensors.values())
     if nbytes < least:
         raise record["bytes"].refuse(f"is {nbytes}, its tensors and their header take {least} at least")
-    return PartFile(file, nbytes, sha256, tensors)
+    layout = record["layout"].text() if "layout" in record else None
+    if layout is not None and layout not in LAYOUTS:
+        raise record["layout"].refuse(f"{layout[:40]!r} is no layout ({', '.join(LAYOUTS)})")
+    return PartFile(file, nbytes, sha256, tensors, layout)
 
 
 def _tensor(field: _Field) -> TensorEntry:

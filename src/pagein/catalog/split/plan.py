@@ -11,12 +11,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pagein.catalog.split.names import fold
 from pagein.errors import UnknownPart, UnknownTask
-from pagein.parts.names import fold
 
 VERSION = 1
 PLAN_NAME = "split_plan.json"
 STORED = "stored"
+MESSAGE = "{text}"
+"""Stands in a task's prompt for what is asked, once."""
 PRECISIONS = (STORED, "fp32", "bf16", "fp16", "int8", "int4")
 """In which form a part's tensors lie in a file; ``stored`` is bit for bit as in the checkpoint."""
 
@@ -54,6 +56,8 @@ class PartFile:
     """Of the whole file, 64 hex digits."""
     tensors: Mapping[str, TensorEntry]
     """In the order of the file."""
+    layout: str | None = None
+    """How codes of 4 bits stand in its bytes, one of `packed.LAYOUTS`; None where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ class Task:
     kind: str
     """How the task is called: generate, classify, tokens, embed, …"""
     inputs: Mapping[str, str] = field(default_factory=dict)
+    prompt: str | None = None
+    """Of kind ``generate``: what a message is put into, in the place of `MESSAGE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """All of a split model; made by `plan_reader` or `writing`, which check it."""
+    """All of a split model; made by `reader` or `parts.writing`, which check it."""
 
     model: Model
     sources: Mapping[str, str]
@@ -188,7 +194,8 @@ def _model(model: Model) -> dict[str, object]:
 
 def _task(task: Task) -> dict[str, object]:
     body: dict[str, object] = {"parts": list(task.parts), "kind": task.kind}
-    return {**body, "inputs": _sorted(task.inputs)} if task.inputs else body
+    body |= {"inputs": _sorted(task.inputs)} if task.inputs else {}
+    return body if task.prompt is None else {**body, "prompt": task.prompt}
 
 
 def _part(part: Part) -> dict[str, object]:
@@ -201,7 +208,8 @@ def _file(entry: PartFile) -> dict[str, object]:
     tensors = {
         name: {"shape": list(one.shape), "dtype": one.dtype, "bytes": one.nbytes} for name, one in entry.tensors.items()
     }
-    return {"file": entry.file, "bytes": entry.nbytes, "sha256": entry.sha256, "tensors": tensors}
+    body: dict[str, object] = {"file": entry.file, "bytes": entry.nbytes, "sha256": entry.sha256, "tensors": tensors}
+    return body if entry.layout is None else {**body, "layout": entry.layout}
 
 
 def _sorted(texts: Mapping[str, str]) -> dict[str, str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from pagein.catalog.safetensors import FILLER
+from pagein.catalog.split.packed import shapes_of
+from pagein.catalog.split.plan import Part, Role, SplitPlan
 from pagein.errors import PlanRefused
-from pagein.parts.plan import Part, Role, SplitPlan
-from pagein.weights.shard_file import FILLER
 
 
 def check_plan(plan: SplitPlan, file: object) -> None:
@@ -18,6 +19,7 @@ def check_plan(plan: SplitPlan, file: object) -> None:
     _check_roles(plan, file)
     roots = {name: _root_of(plan, name, file) for name in plan.parts}
     _check_tensors(plan, roots, file)
+    _check_precisions(plan, file)
     _check_tied(plan, roots, file)
     _check_rest(plan, file)
 
@@ -58,12 +60,13 @@ def _check_roles(plan: SplitPlan, file: object) -> None:
 
 def _root_of(plan: SplitPlan, name: str, file: object) -> str:
     """Return the part that a chain of replacements begins with."""
-    seen = [name]
-    while (before := plan.parts[seen[-1]].replaces) is not None:
+    seen, last = {name: None}, name
+    while (before := plan.parts[last].replaces) is not None:
         if before in seen:
-            raise PlanRefused(file, f"plan.parts.{name}.replaces", f"goes in a circle: {' → '.join([*seen, before])}")
-        seen.append(before)
-    return seen[-1]
+            circle = [*list(seen)[:8], *(["…"] if len(seen) > 8 else []), before]
+            raise PlanRefused(file, f"plan.parts.{name}.replaces", f"goes in a circle: {' → '.join(circle)}")
+        seen[before], last = None, before
+    return last
 
 
 def _check_tensors(plan: SplitPlan, roots: dict[str, str], file: object) -> None:
@@ -85,6 +88,25 @@ def _check_tensors(plan: SplitPlan, roots: dict[str, str], file: object) -> None
                     raise PlanRefused(
                         file, f"plan.tasks.{name}.parts", f"{other!r} and {part_name!r} both have {tensor!r}"
                     )
+
+
+def _check_precisions(plan: SplitPlan, file: object) -> None:
+    """A part brings the same tensors in every precision: one that a file lacks would never be there."""
+    for name, part in plan.parts.items():
+        first: tuple[str, Mapping[str, tuple[tuple[int, ...], ...]]] | None = None
+        for precision, entry in part.files.items():
+            where = f"plan.parts.{name}.files.{precision}"
+            try:
+                shapes = shapes_of(precision, entry)
+            except ValueError as error:
+                raise PlanRefused(file, where, str(error)) from None
+            first = first or (precision, shapes)
+            if missing := sorted(first[1].keys() ^ shapes.keys()):
+                raise PlanRefused(file, where, f"has other tensors than {first[0]}: {_some(missing)}")
+            for tensor, able in shapes.items():
+                if not set(able).intersection(first[1][tensor]):
+                    why = f"{tensor!r} has the shape {list(able[0])}, in {first[0]} {list(first[1][tensor][0])}"
+                    raise PlanRefused(file, where, why)
 
 
 def _check_tied(plan: SplitPlan, roots: dict[str, str], file: object) -> None:

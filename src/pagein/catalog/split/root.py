@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from pagein.catalog.split.plan import PLAN_NAME, SplitPlan
+from pagein.catalog.split.reader import PLAN_LIMIT, parse_plan
 from pagein.errors import PartRefused, PlanRefused
-from pagein.parts.plan import PLAN_NAME, SplitPlan
-from pagein.parts.plan_reader import PLAN_LIMIT, parse_plan
 
 _KINDS = {
     stat.S_IFLNK: "a link",
@@ -49,6 +50,21 @@ class PartsRoot:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    @property
+    def descriptor(self) -> int:
+        """The folder, open."""
+        return self._fd
+
+    @property
+    def is_at_its_path(self) -> bool:
+        """Whether the path still means the folder that is open: not after another was put there."""
+        try:
+            there = os.stat(self.folder)
+        except OSError:
+            return False
+        mine = os.fstat(self._fd)
+        return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
     def names(self) -> list[str]:
         """Return the names of everything in the folder, sorted."""
@@ -91,8 +107,11 @@ class PartsRoot:
             raise PartRefused(name, f"{what}, the plan says {nbytes}", bytes=status.st_size, planned_bytes=nbytes)
 
 
-def read_plan(root: PartsRoot) -> SplitPlan:
-    """Read the plan of a folder; raises PlanRefused, also where there is none: a split is not finished without."""
+def read_plan(root: PartsRoot, vouch: Callable[[bytes], None] | None = None) -> SplitPlan:
+    """Read the plan of a folder; raises PlanRefused, also where there is none: a split is not finished without.
+
+    ``vouch`` is given the text before anything in it is looked at, and raises where nobody signed it.
+    """
     if PLAN_NAME not in root.names():
         hint = "its split is not finished: run 'pagein split apply' again, it goes on"
         raise PlanRefused(root.folder, PLAN_NAME, "is not there", hint=hint)
@@ -107,6 +126,8 @@ def read_plan(root: PartsRoot) -> SplitPlan:
             data = file.read(PLAN_LIMIT + 1)
         except OSError as error:
             raise PlanRefused(root.folder, PLAN_NAME, f"cannot be read: {_reason(error)}") from None
+    if vouch is not None:
+        vouch(data)
     return parse_plan(data, PLAN_NAME)
 
 
