@@ -37,7 +37,7 @@ from parts_arms.traffic import BLOCK, KINDS
 
 ROOT = Path(__file__).parents[1]
 REQUESTS, STARTS, INSTANCES = 30, 2, 4
-BESIDE = 352 * MIB
+BESIDE = 448 * MIB
 STEPS = ("instances", "swap_in", "paired", "lora", "lora pagein", "lora peft")
 SWAPS, PASSES, ANSWERS, LORA_CALLS = 5, 60, 15, 32
 QUICK_BLOCKS = 8
@@ -80,7 +80,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--instances", type=int, default=INSTANCES, help="that share a full load's memory (%(default)s)"
     )
-    parser.add_argument("--beside", type=parse_bytes, default=BESIDE, help="of the limit, not for parts (352MiB)")
+    parser.add_argument("--beside", type=parse_bytes, default=BESIDE, help="of the limit, not for parts (448MiB)")
     parser.add_argument("--blocks", type=int, default=BLOCKS, help="a smaller model, to try something")
     parser.add_argument("--quick", action="store_true", help="a small model and few requests, to try something")
     parser.add_argument("--only", nargs="+", metavar="CASE", help="some cases, by their names in the output")

@@ -21,8 +21,8 @@ import transformers
 from common import page, results
 from pagein import AutoModel
 from pagein.units import parse_bytes
-from pagein.weights.checkpoint import open_checkpoint
-from pagein.weights.quantise import make, prepare
+from pagein.weights.packed.quantise import make, prepare
+from pagein.weights.reading.checkpoint import open_checkpoint
 
 TEXTS = Path(__file__).parent / "texts"
 ROWS = 64

@@ -10,7 +10,7 @@ from typing import Any
 from pagein.daemon.blocks import BlockStores
 from pagein.daemon.kept import Counters
 from pagein.daemon.saved import Saved
-from tests.kv.build import Clock, open_store
+from tests.kv.snapshots.build import Clock, open_store
 
 RETAIN = 30 * 86400.0
 

@@ -12,8 +12,8 @@ import transformers
 
 from common.results import Row, row
 from pagein import AutoModel
-from pagein.weights.checkpoint import open_checkpoint
-from pagein.weights.disk import probe
+from pagein.weights.reading.checkpoint import open_checkpoint
+from pagein.weights.reading.disk import probe
 
 SIZES = {
     "hidden_size": 512,

@@ -29,7 +29,7 @@ class Setting:
     @property
     def histories(self) -> Path:
         """What users said in their first turns, written by the first arm that gets through them."""
-        return self.scratch / "histories.json"
+        return self.scratch / f"histories-of-{self.users}-with-{self.document}.json"
 
     @property
     def returning(self) -> int:

@@ -15,8 +15,8 @@ import transformers
 
 from kv_arms.say import say
 from pagein.kv.blocks.keys import BLOCK
-from pagein.kv.cache.settings import Compression
-from pagein.kv.cache.squeeze import error_of, squeeze, unsqueeze
+from pagein.kv.tiers.settings import Compression
+from pagein.kv.tiers.squeeze import error_of, squeeze, unsqueeze
 from pagein.kv.trial.run import open_model
 from quality import errors, perplexity
 

@@ -22,7 +22,7 @@ from kv_arms.say import say
 from pagein import KvPool
 from pagein.kv.cache.geometry import Geometry
 from pagein.kv.cache.reading import read_geometry
-from pagein.kv.cache.settings import KvSettings
+from pagein.kv.tiers.settings import KvSettings
 from pagein.kv.trial.run import open_model
 
 NAMES = ("one", "other")

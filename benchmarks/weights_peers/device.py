@@ -14,7 +14,7 @@ class Held:
         self._device = torch.device(job.device)
         if self._device.type != "cuda":
             return
-        from pagein.weights.device_memory import DeviceMemory
+        from pagein.weights.planning.device_memory import DeviceMemory
 
         self._memory = DeviceMemory(self._device)
         total = torch.cuda.mem_get_info(self._device)[1]

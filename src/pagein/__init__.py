@@ -16,7 +16,7 @@ def __getattr__(name: str) -> Any:
 
         return TieredCache
     if name == "KvPool":
-        from pagein.kv.cache.pool import KvPool
+        from pagein.kv.tiers.pool import KvPool
 
         return KvPool
     if name == "load_parts":

@@ -16,9 +16,9 @@ from pagein.config.schema import Model
 from pagein.errors import DoesNotFit
 from pagein.memory.snapshot import MachineSnapshot, PoolReading
 from pagein.protocol import Capability
-from pagein.weights import needs as planner
-from pagein.weights.checkpoint import open_checkpoint
-from pagein.weights.plan import LEAST_SLOTS, MOST_SLOTS, make_plan
+from pagein.weights.planning import needs as planner
+from pagein.weights.planning.plan import LEAST_SLOTS, MOST_SLOTS, make_plan
+from pagein.weights.reading.checkpoint import open_checkpoint
 from tests.weights.headers import LLAMA, mixture, write_folder
 
 GIB = 1024**3

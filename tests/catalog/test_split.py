@@ -24,9 +24,9 @@ from pagein.config.schema import Model as Settings
 from pagein.errors import BadModelFile, UnknownPart, UnknownTask
 from pagein.memory.snapshot import MachineSnapshot, PoolReading
 from pagein.parts.guard import Admit, Guard, GuardRules
-from pagein.parts.making import PartMaking
-from pagein.parts.tasks import Kind
-from pagein.parts.writing import write_split
+from pagein.parts.splitting.making import PartMaking
+from pagein.parts.splitting.tasks import Kind
+from pagein.parts.splitting.writing import write_split
 from pagein.protocol import Capability
 from tests.parts.build import SHA, TASKS, make, split
 

@@ -9,7 +9,7 @@ from collections import namedtuple
 import pytest
 
 from pagein.cli import bench_disk
-from pagein.weights.disk import Measured, ReadMode
+from pagein.weights.reading.disk import Measured, ReadMode
 
 MIB = 1024 * 1024
 

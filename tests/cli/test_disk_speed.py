@@ -22,7 +22,7 @@ def probes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[Path]]:
         seen.append(list(files))
         return SimpleNamespace(bytes_per_second=1e9 * 2 ** len(seen), why="direct reads were faster")
 
-    monkeypatch.setattr("pagein.weights.disk.probe", probe)
+    monkeypatch.setattr("pagein.weights.reading.disk.probe", probe)
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache" / name))
     return seen
 

@@ -12,7 +12,7 @@ from tests.parts.found import MIB, analysis
 
 from pagein.cli import split_analyze, split_apply
 from pagein.errors import SplitBroken
-from pagein.parts.analysis import write_analysis
+from pagein.parts.splitting.analysis import write_analysis
 
 TASKS = "tasks:\n  sum: {kind: generate, samples: [x]}\n  tag: {kind: tokens, samples: [x]}\n"
 FORECAST = {"event": "forecast", "parts": 3, "total_bytes": 4096, "need_bytes": 2048, "free_bytes": 1024**3}
@@ -61,7 +61,7 @@ def test_what_was_found_is_shown(pagein, process):
     asked = process(traced, {"event": "proven", "task": "sum"}, found=analysis(adapters=1))
     result = analyze(pagein)
     assert result.exit_code == 0, result.output
-    assert asked == [("pagein.parts.analyse", ["model", "--tasks", "tasks.yaml", "--out", "out"])]
+    assert asked == [("pagein.parts.splitting.analyse", ["model", "--tasks", "tasks.yaml", "--out", "out"])]
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["GROUP", "SIZE", "SUM", "TAG"] in lines
     assert ["gate", "1.0", "MiB", "50", "%", "·"] in lines
@@ -153,7 +153,7 @@ def test_apply_tells_sizes_and_what_it_wrote(pagein, process, here):
     result = pagein("split", "apply", "found", "--precision", "bf16", "--precision", "fp16", "--out", "made")
     assert result.exit_code == 0, result.output
     assert asked == [
-        ("pagein.parts.apply", ["found", "--out", "made", "--precision", "bf16", "--precision", "fp16"])
+        ("pagein.parts.splitting.apply", ["found", "--out", "made", "--precision", "bf16", "--precision", "fp16"])
     ]  # fmt: skip
     assert "3 parts, 4 KiB in all; to write: 2 KiB (2048 bytes)" in result.stdout
     assert "made made: 1 files written, 2 kept, 1 left over from before removed" in result.stdout

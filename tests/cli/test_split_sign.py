@@ -116,7 +116,7 @@ def test_differences_are_shown(pagein, process, tmp_path):
     result = pagein(*command)
     assert result.exit_code == 0, result.stderr
     assert asked == [
-        ("pagein.parts.comparing", ["made", "--tasks", str(tmp_path / "tasks.yaml"), "--precision", "int8"])
+        ("pagein.parts.splitting.comparing", ["made", "--tasks", str(tmp_path / "tasks.yaml"), "--precision", "int8"])
     ]
     rows = [line.split() for line in result.stdout.splitlines()[1:3]]
     assert rows[0] == ["tag", "int8", "1.0", "MiB", "4.0", "MiB", "2", "1.235", "0.01235", "7.5", "97.5", "%"]

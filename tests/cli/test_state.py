@@ -6,7 +6,7 @@ import json
 import stat
 
 import pytest
-from tests.kv.build import damage, ids, keep
+from tests.kv.snapshots.build import damage, ids, keep
 
 
 def test_state_lists_deletes_and_exports(pagein, gateway, tmp_path):

@@ -16,8 +16,8 @@ from pagein.daemon.keeper import Keeper
 from pagein.errors import PageinError, SlotLost
 from pagein.gateway.ports import Prepared
 from pagein.history import TurnOf
-from pagein.kv.llama_file import read_slot_file
-from pagein.kv.reuse import Counted
+from pagein.kv.snapshots.llama_file import read_slot_file
+from pagein.kv.snapshots.reuse import Counted
 from pagein.protocol import Capability, Endpoint, Ready, StateFacts
 from pagein.sessions.llama_slots import WAY, RestoredSlot, SavedSlot, Slot
 from tests.sessions.test_llama_slots import slot_bytes

@@ -19,7 +19,7 @@ from pagein.daemon.keeper import Keeper
 from pagein.errors import ModelNotFound
 from pagein.gateway.ports import Prepared
 from pagein.history import Gone, TurnOf
-from pagein.kv.reuse import Counted
+from pagein.kv.snapshots.reuse import Counted
 from pagein.protocol import (
     BLOCKS_WAY,
     KV_CONVERSATION_HEADER,

@@ -17,7 +17,7 @@ from pagein.errors import (
     WorkerDied,
 )
 from pagein.history import TurnOf
-from pagein.kv.reuse import Counted
+from pagein.kv.snapshots.reuse import Counted
 from pagein.protocol import BLOCKS_WAY, KV_TENANT_HEADER, Capability, Endpoint, Ready, StateFacts
 from pagein.residency.lifecycle import State
 from pagein.scheduler import events as ev

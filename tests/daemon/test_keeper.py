@@ -10,8 +10,8 @@ from pagein.daemon import keeper as module
 from pagein.daemon.keeper import Keeper
 from pagein.errors import SlotBusy, SlotFault, SlotLost, SlotRefused
 from pagein.gateway.ports import Prepared
-from pagein.kv.offer import Offer
-from pagein.kv.reuse import Counted
+from pagein.kv.snapshots.offer import Offer
+from pagein.kv.snapshots.reuse import Counted
 
 from .slots import COMPLETION, OTHER, TALK, World, faults_in, slot_bytes
 

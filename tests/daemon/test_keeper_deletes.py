@@ -7,8 +7,8 @@ import pytest
 
 from pagein.errors import SlotBusy
 from pagein.history import Gone, TurnOf
-from pagein.kv import store as store_module
-from pagein.kv.reuse import Counted
+from pagein.kv.snapshots import store as store_module
+from pagein.kv.snapshots.reuse import Counted
 
 from .slots import OTHER, TALK, World, faults_in
 

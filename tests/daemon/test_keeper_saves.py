@@ -9,7 +9,7 @@ import pytest
 
 from pagein.daemon import keeper as module
 from pagein.errors import SlotBusy, SlotRefused
-from pagein.kv import store as store_module
+from pagein.kv.snapshots import store as store_module
 from pagein.protocol import Capability, Endpoint, Ready, StateFacts
 
 from .slots import OTHER, TALK, World, faults_in

@@ -9,8 +9,8 @@ from pagein.daemon.kept import Counters
 from pagein.errors import BadAnswer, ModelNotFound, SnapshotNotFound
 from pagein.gateway.ports import Prepared
 from pagein.gateway.snapshot_ports import Fault
-from pagein.kv.reuse import Counted
-from tests.kv.build import FINGERPRINT, damage, ids, keep
+from pagein.kv.snapshots.reuse import Counted
+from tests.kv.snapshots.build import FINGERPRINT, damage, ids, keep
 from tests.saved import RETAIN, saved_in
 
 SHORT, LONG, OTHER = list(range(50)), list(range(100, 300)), list(range(400, 460))

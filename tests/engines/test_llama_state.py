@@ -17,7 +17,7 @@ from pagein.catalog.describe import describe_gguf
 from pagein.engines import llama_state
 from pagein.engines.llama_settings import library_parameters, resolve, server_arguments, server_environment
 from pagein.errors import SlotBusy, SlotLost, SlotRefused
-from pagein.kv.reuse import CountedInStream, counted
+from pagein.kv.snapshots.reuse import CountedInStream, counted
 from pagein.protocol import Capability, Endpoint, Ready, StateFacts, WorkerSpec, decode, encode
 from pagein.sessions.llama_slots import LlamaSlots, SavedSlot
 from tests.workers import ask

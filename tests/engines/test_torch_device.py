@@ -13,10 +13,10 @@ from pagein.engines.torch_device import Bound, device_of, pool_of
 from pagein.errors import EngineMissing
 from pagein.protocol import WorkerSpec
 from pagein.supervisor.environment import worker_environment
-from pagein.weights.demand import Needs, Unit
-from pagein.weights.device_memory import DeviceMemory
-from pagein.weights.on_cuda import SCRATCH
-from pagein.weights.plan import Plan, make_plan
+from pagein.weights.planning.demand import Needs, Unit
+from pagein.weights.planning.device_memory import DeviceMemory
+from pagein.weights.planning.plan import Plan, make_plan
+from pagein.weights.streaming.on_cuda import SCRATCH
 from tests.weights.fake_cuda import MIB, Cuda, device
 from tests.weights.test_device_memory import TOTAL, USED, Nvml
 

@@ -25,7 +25,7 @@ from pagein.gateway.ports import (
 )
 from pagein.gateway.snapshot_ports import Snapshots
 from pagein.history import TurnOf
-from pagein.kv.reuse import Counted
+from pagein.kv.snapshots.reuse import Counted
 from pagein.protocol import PATHS, Capability, Endpoint
 from tests.gateway.splits import FakeSplit
 

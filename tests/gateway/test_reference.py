@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pagein.config.schema import Server
 from pagein.errors import PageinError
 from pagein.gateway.app import make_app
-from pagein.kv.answers import MissKind
+from pagein.kv.snapshots.answers import MissKind
 from tests.gateway.conftest import Serve
 from tests.gateway.fakes import FakeDesk
 

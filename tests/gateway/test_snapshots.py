@@ -12,7 +12,7 @@ from pagein.errors import SnapshotNotFound
 from tests.gateway.conftest import Serve, Served
 from tests.gateway.fakes import FakeDesk
 from tests.gateway.test_metrics import samples
-from tests.kv.build import damage, ids, keep
+from tests.kv.snapshots.build import damage, ids, keep
 from tests.saved import saved_in
 
 

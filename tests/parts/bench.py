@@ -10,9 +10,9 @@ import pytest
 from pagein.catalog.split.plan import SplitPlan
 from pagein.catalog.split.root import PartsRoot
 from pagein.errors import PageinError, PartRefused
-from pagein.parts.audit import AuditLine
-from pagein.parts.part_file import PartReader
-from pagein.parts.reading import read_from_file
+from pagein.parts.files.audit import AuditLine
+from pagein.parts.files.part_file import PartReader
+from pagein.parts.files.reading import read_from_file
 
 LITTLE = 16 * 1024**2
 """Bytes that a refusal may cost beside the reserved buffer (scenario 16)."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pagein.catalog.split.names import file_name
 from pagein.catalog.split.plan import Model, Part, PartFile, Role, SplitPlan, Task, TensorEntry, encode
-from pagein.parts.making import Conversion, Making, PartMaking, SourceTensor
-from pagein.parts.writing import write_split
-from pagein.weights.shard_file import Spec
+from pagein.parts.splitting.making import Conversion, Making, PartMaking, SourceTensor
+from pagein.parts.splitting.writing import write_split
+from pagein.weights.packed.shard_file import Spec
 
 SHA = "ab" * 32
 TENSORS = {

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from pagein.catalog.split.plan import encode
 from pagein.catalog.split.root import PartsRoot, read_plan
-from pagein.parts.part_file import PartReader
-from pagein.parts.writing import leftovers, write_split
+from pagein.parts.files.part_file import PartReader
+from pagein.parts.splitting.writing import leftovers, write_split
 from tests.dying import die_at
 from tests.parts.build import make
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pagein.parts.analysis import Analysis, Origin, Sharing, TaskFacts
-from pagein.parts.rules import Influence, TensorUse, assign
-from pagein.parts.usage import groups
+from pagein.parts.splitting.analysis import Analysis, Origin, Sharing, TaskFacts
+from pagein.parts.splitting.rules import Influence, TensorUse, assign
+from pagein.parts.splitting.usage import groups
 
 MIB = 1024**2
 SHA = "ab" * 32

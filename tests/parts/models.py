@@ -88,7 +88,7 @@ def lora(folder: Path, seed: int, rank: int = 4, **changes: Any) -> Path:
 
 def mapping(**tasks: Any) -> Any:
     """Return a mapping as the file's text would make it."""
-    from pagein.parts.tasks import TaskMapping
+    from pagein.parts.splitting.tasks import TaskMapping
 
     return TaskMapping.model_validate({"tasks": tasks})
 

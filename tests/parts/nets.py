@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pagein.parts.loading import Whole
+from pagein.parts.splitting.loading import Whole
 
 WIDTH = 16
 

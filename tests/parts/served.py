@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 from pagein.catalog.split.plan import Model, Role, SplitPlan, Task
-from pagein.parts.joining import join
-from pagein.parts.making import Making, PartMaking, SourceTensor
-from pagein.parts.writing import write_split
-from pagein.weights.sources import DTYPES
+from pagein.parts.splitting.joining import join
+from pagein.parts.splitting.making import Making, PartMaking, SourceTensor
+from pagein.parts.splitting.writing import write_split
+from pagein.weights.reading.sources import DTYPES
 
 WIDTH, WORDS = 16, 32
 HEADS = ("classify", "tag", "score", "attend")

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from pagein.catalog.split.plan import Role, Task
 from pagein.errors import ModelUnsuited, PartRefused, SplitBroken, UnknownTask
-from pagein.parts.joining import join_adapter, join_version
+from pagein.parts.splitting.joining import join_adapter, join_version
 from tests.parts import served
 from tests.parts.served import Net, factors, ids, llama, llama_with, lora, net, source, split_llama, split_net
 

@@ -15,14 +15,14 @@ torch = pytest.importorskip("torch")
 from pagein.catalog.split.plan import PLAN_NAME, Role
 from pagein.catalog.split.root import PartsRoot, read_plan
 from pagein.errors import BadModelFile, BadUsage, DiskFull, ModelUnsuited, SplitBroken
-from pagein.parts import apply as apply_module
-from pagein.parts.analyse import analyse, main
-from pagein.parts.analysis import Analysis, read_analysis, write_analysis
-from pagein.parts.apply import apply
-from pagein.parts.calling import Calls
-from pagein.parts.check import check_split
-from pagein.parts.loading import load_whole
+from pagein.parts.files.check import check_split
 from pagein.parts.runtime import load_parts
+from pagein.parts.splitting import apply as apply_module
+from pagein.parts.splitting.analyse import analyse, main
+from pagein.parts.splitting.analysis import Analysis, read_analysis, write_analysis
+from pagein.parts.splitting.apply import apply
+from pagein.parts.splitting.calling import Calls
+from pagein.parts.splitting.loading import load_whole
 from tests.parts.models import IDS, family, llama, lora, mapping
 
 pytestmark = pytest.mark.torch

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pagein.errors import SplitBroken
-from pagein.parts.analysis import FILE_NAME, read_analysis, write_analysis
+from pagein.parts.splitting.analysis import FILE_NAME, read_analysis, write_analysis
 from tests.parts.found import MIB, analysis
 
 

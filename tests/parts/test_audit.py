@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import stat
 
-from pagein.parts.audit import AuditLine, AuditLog
+from pagein.parts.files.audit import AuditLine, AuditLog
 
 LINE = AuditLine("tenant-1", "tag", "tag", "stored", "loaded", "tag-x.safetensors", "ab" * 32, 4000, 1.5)
 

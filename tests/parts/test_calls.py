@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from pagein.catalog.split.plan import Role, Task
 from pagein.errors import ModelUnsuited, NotResident, TaskUnclear, UnknownTask
-from pagein.parts.making import PartMaking
+from pagein.parts.splitting.making import PartMaking
 from tests.parts.served import HEADS, PARTS, Net, ids, net, split_net
 
 pytestmark = pytest.mark.torch

@@ -6,7 +6,7 @@ import pytest
 
 from pagein.catalog.split.plan import encode
 from pagein.errors import PlanRefused
-from pagein.parts.check import check_split
+from pagein.parts.files.check import check_split
 from tests.parts.build import plan_of, safetensors, split
 
 

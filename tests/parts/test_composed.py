@@ -10,7 +10,7 @@ from torch import nn
 
 from pagein.errors import UnknownTask
 from pagein.parts.composed import Sharing, TaskModels, same_bits
-from pagein.parts.trace import NamedTensors
+from pagein.parts.splitting.trace import NamedTensors
 
 pytestmark = pytest.mark.torch
 

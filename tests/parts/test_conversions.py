@@ -7,9 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pagein.errors import BadUsage, SplitBroken
-from pagein.parts.conversions import conversion
-from pagein.parts.loading import tensor_source
-from pagein.parts.making import SourceTensor
+from pagein.parts.splitting.conversions import conversion
+from pagein.parts.splitting.loading import tensor_source
+from pagein.parts.splitting.making import SourceTensor
 
 pytestmark = pytest.mark.torch
 

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file
 
 from pagein.errors import ModelUnsuited, NotResident, PartRefused, PartsBusy
-from pagein.parts.joining import join_version
 from pagein.parts.placeholder import is_cold
+from pagein.parts.splitting.joining import join_version
 from tests.parts.served import HEADS, PARTS, Net, ids, net, split_net
 
 pytestmark = pytest.mark.torch

@@ -11,7 +11,7 @@ import pytest
 
 from pagein.catalog.split.root import PartsRoot
 from pagein.errors import PartRefused, UnknownPart, UnknownTask
-from pagein.parts.part_file import Limits, PartReader
+from pagein.parts.files.part_file import Limits, PartReader
 from tests.parts.bench import Bench
 from tests.parts.build import split
 

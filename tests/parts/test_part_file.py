@@ -9,11 +9,11 @@ import threading
 import pytest
 
 from pagein.errors import PartRefused
-from pagein.parts import part_file
-from pagein.parts.audit import LOADED
-from pagein.parts.part_file import Limits
-from pagein.parts.proven import Proven
-from pagein.parts.reading import CHUNK, read_from_file
+from pagein.parts.files import part_file
+from pagein.parts.files.audit import LOADED
+from pagein.parts.files.part_file import Limits
+from pagein.parts.files.proven import Proven
+from pagein.parts.files.reading import CHUNK, read_from_file
 from tests.parts.bench import Bench
 from tests.parts.build import TENSORS, fill, split
 
@@ -245,7 +245,7 @@ def test_lost_bits_of_a_proven_file_are_found(bench):
 @needs_xxhash
 def test_what_is_remembered_is_bounded(monkeypatch):
     """The oldest of too many makes room."""
-    monkeypatch.setattr("pagein.parts.proven.MOST", 2)
+    monkeypatch.setattr("pagein.parts.files.proven.MOST", 2)
     proven = Proven()
     for at in range(3):
         proven.remember("sha", (0, at, 0, 0, 0), str(at))

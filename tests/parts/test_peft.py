@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pagein.errors import BadModelFile, ModelUnsuited
-from pagein.parts.peft import adapter_digest, read_adapter
+from pagein.parts.splitting.peft import adapter_digest, read_adapter
 from tests.parts.build import safetensors
 
 Q = "base_model.model.layers.0.q_proj"

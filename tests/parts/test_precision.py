@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 
 from pagein.catalog.split.plan import Role, Task
 from pagein.errors import ModelUnsuited, NotResident
-from pagein.parts.joining import join, join_version
-from pagein.parts.packing import matrices, packing
-from pagein.weights.packing import LAYOUTS, pack, unpack
+from pagein.parts.splitting.joining import join, join_version
+from pagein.parts.splitting.packing import matrices, packing
+from pagein.weights.packed.packing import LAYOUTS, pack, unpack
 from tests.parts import served
 from tests.parts.served import ids, source
 from tests.parts.test_memory import anonymous

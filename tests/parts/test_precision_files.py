@@ -11,15 +11,15 @@ transformers = pytest.importorskip("transformers")
 
 from pagein.catalog.split import packed
 from pagein.errors import SplitBroken, UnknownTask
-from pagein.parts import comparing
-from pagein.parts.analyse import analyse
-from pagein.parts.apply import apply
-from pagein.parts.comparing import compare
 from pagein.parts.composed import TaskModels
-from pagein.parts.packing import Matrix, matrices, packing
-from pagein.parts.tasks import Kind
-from pagein.weights.making import HEAD_BITS
-from pagein.weights.packing import GROUPS, LAYOUTS, native_layout, pack
+from pagein.parts.splitting import comparing
+from pagein.parts.splitting.analyse import analyse
+from pagein.parts.splitting.apply import apply
+from pagein.parts.splitting.comparing import compare
+from pagein.parts.splitting.packing import Matrix, matrices, packing
+from pagein.parts.splitting.tasks import Kind
+from pagein.weights.packed.making import HEAD_BITS
+from pagein.weights.packed.packing import GROUPS, LAYOUTS, native_layout, pack
 from tests.parts.models import BERT, IDS, LLAMA, lora, mapping, quiet
 from tests.parts.served import source
 from tests.parts.wide import packed as packed_model
@@ -48,7 +48,7 @@ def test_names_and_layouts_are_those_of_weights():
 @pytest.mark.parametrize("bits", [8, 4])
 def test_pieces_are_packed_as_the_whole(dtype, bits, monkeypatch):
     """However a weight's bytes come, codes and scales are those of the whole weight; scales may be asked for first."""
-    from pagein.parts import packing as module
+    from pagein.parts.splitting import packing as module
 
     monkeypatch.setattr(module, "_WEIGHTS_AT_ONCE", 128 * 64)
     weight = torch.randn(208, 128).to(dtype)

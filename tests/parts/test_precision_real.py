@@ -7,9 +7,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from pagein.parts.analyse import analyse
-from pagein.parts.apply import apply
-from pagein.parts.comparing import compare
+from pagein.parts.splitting.analyse import analyse
+from pagein.parts.splitting.apply import apply
+from pagein.parts.splitting.comparing import compare
 from tests.examples.running import model_folder
 from tests.parts.models import mapping, quiet
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pagein.catalog.split.plan import Role
 from pagein.errors import SplitBroken
-from pagein.parts.rules import BACKBONE, Influence, TensorUse, assign, shared_name
+from pagein.parts.splitting.rules import BACKBONE, Influence, TensorUse, assign, shared_name
 
 MIB = 1024**2
 SAMPLES = {"summarize": 3, "grammar": 3, "tag": 2}

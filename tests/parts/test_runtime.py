@@ -17,8 +17,8 @@ from pagein.catalog.split.plan import Role
 from pagein.errors import BadModelFile, ModelUnsuited, PartTooLarge, PlanRefused
 from pagein.parts import runtime
 from pagein.parts.building import parameters_on_meta
-from pagein.parts.making import Conversion, PartMaking
 from pagein.parts.runtime import load_parts
+from pagein.parts.splitting.making import Conversion, PartMaking
 from tests.parts.served import HEADS, PARTS, Net, add_part, ids, llama, net, source, split_llama, split_net
 
 pytestmark = pytest.mark.torch

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from pagein.catalog.split.plan import Task
 from pagein.catalog.split.root import PartsRoot
 from pagein.errors import BadUsage, PartRefused, PlanRefused, SplitBroken
-from pagein.parts import bundle, signing
-from pagein.parts.check import check_split
-from pagein.parts.signing import Trust, sign_split
+from pagein.parts.files import bundle, signing
+from pagein.parts.files.check import check_split
+from pagein.parts.files.signing import Trust, sign_split
 from tests.parts.build import split as small_split
 from tests.parts.served import Net, add_part, ids, lora, net, source, split_llama, split_net
 from tests.parts.served import llama as whole_llama

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagein.errors import ConfigError
-from pagein.parts.tasks import Kind, RandomInput, parse_tasks, read_tasks
+from pagein.parts.splitting.tasks import Kind, RandomInput, parse_tasks, read_tasks
 
 GOOD = """\
 tasks:

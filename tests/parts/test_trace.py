@@ -7,13 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pagein.errors import NotResident, SplitBroken
-from pagein.parts import rules
-from pagein.parts.analyse import study
-from pagein.parts.analysis import Analysis
-from pagein.parts.calling import Calls
-from pagein.parts.proof import everything_else_cold, needed_by, prove
-from pagein.parts.rules import assign
-from pagein.parts.trace import NamedTensors, watch
+from pagein.parts.splitting import rules
+from pagein.parts.splitting.analyse import study
+from pagein.parts.splitting.analysis import Analysis
+from pagein.parts.splitting.calling import Calls
+from pagein.parts.splitting.proof import everything_else_cold, needed_by, prove
+from pagein.parts.splitting.rules import assign
+from pagein.parts.splitting.trace import NamedTensors, watch
 from tests.parts.models import mapping
 from tests.parts.nets import Odd, odd
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pagein.parts.rules import Influence, TensorUse
-from pagein.parts.usage import MOST_GROUPS, groups
+from pagein.parts.splitting.rules import Influence, TensorUse
+from pagein.parts.splitting.usage import MOST_GROUPS, groups
 from tests.parts.found import MIB, influence
 
 

@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pagein.parts.analyse import analyse
-from pagein.parts.apply import apply
 from pagein.parts.runtime import load_parts
+from pagein.parts.splitting.analyse import analyse
+from pagein.parts.splitting.apply import apply
 from tests.parts.models import mapping, quiet
 
 pytestmark = pytest.mark.torch

@@ -16,12 +16,20 @@ from pagein.catalog.split.names import file_name
 from pagein.catalog.split.plan import PLAN_NAME, Role, Task
 from pagein.catalog.split.root import PartsRoot, read_plan
 from pagein.errors import DiskFull, InUse, PlanRefused, SplitBroken
-from pagein.parts import writing
-from pagein.parts.making import Conversion, Making, PartMaking, SourceTensor, checkpoint_tensors, digests, from_rules
-from pagein.parts.part_file import PartReader
-from pagein.parts.rules import Influence, TensorUse, assign
-from pagein.parts.writing import LOCK_NAME, forecast, leftovers, write_plan, write_split
-from pagein.weights.checkpoint import open_checkpoint
+from pagein.parts.files.part_file import PartReader
+from pagein.parts.splitting import writing
+from pagein.parts.splitting.making import (
+    Conversion,
+    Making,
+    PartMaking,
+    SourceTensor,
+    checkpoint_tensors,
+    digests,
+    from_rules,
+)
+from pagein.parts.splitting.rules import Influence, TensorUse, assign
+from pagein.parts.splitting.writing import LOCK_NAME, forecast, leftovers, write_plan, write_split
+from pagein.weights.reading.checkpoint import open_checkpoint
 from tests.parts.build import TASKS, TENSORS, fill, make, safetensors, source
 
 

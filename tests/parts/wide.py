@@ -13,11 +13,11 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from pagein.catalog.split.plan import Model, Role, SplitPlan, Task
-from pagein.parts.making import Making, PartMaking
-from pagein.parts.packing import matrices, packing
-from pagein.parts.writing import write_split
-from pagein.weights.packed_linear import packed_like
-from pagein.weights.packing import pack
+from pagein.parts.splitting.making import Making, PartMaking
+from pagein.parts.splitting.packing import matrices, packing
+from pagein.parts.splitting.writing import write_split
+from pagein.weights.packed.packed_linear import packed_like
+from pagein.weights.packed.packing import pack
 from tests.parts.served import WORDS, source
 
 WIDTH = 128

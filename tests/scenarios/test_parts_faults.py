@@ -126,7 +126,7 @@ def test_a_head_is_replaced_while_calls_run(start, own_copy, tmp_path):
     import torch
     from safetensors.torch import load_file, save_file
 
-    from pagein.parts.joining import join_version
+    from pagein.parts.splitting.joining import join_version
 
     d = start("2GiB", split_model("reads", own_copy))
     old = data_of(read(d, "topic"))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pagein.weights.disk import DiskSpeed
-from pagein.weights.files import ReadMode
+from pagein.weights.reading.disk import DiskSpeed
+from pagein.weights.reading.files import ReadMode
 
 VOCABULARY = 512
 SPEED = DiskSpeed(ReadMode.DIRECT, 1e9, None, None, 2, 1 << 20, "given by the test")

@@ -45,11 +45,11 @@ def load_whole(folder: Path, dtype: str = "auto") -> Any:
     """Load a model folder, or a folder of shards, with every tensor resident and no streaming."""
     import torch
 
-    from pagein.weights.making import swap_packed
-    from pagein.weights.original import Safetensors, read_source
-    from pagein.weights.shards import open_shards, read_manifest
-    from pagein.weights.sources import find_sources
-    from pagein.weights.structure import build
+    from pagein.weights.packed.making import swap_packed
+    from pagein.weights.packed.shards import open_shards, read_manifest
+    from pagein.weights.reading.original import Safetensors, read_source
+    from pagein.weights.reading.sources import find_sources
+    from pagein.weights.streaming.structure import build
 
     original = Safetensors(folder)
     model = build(original.checkpoint, dtype).model

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from pagein.weights.advice import Advice, Way, advise, least_streamed, least_whole, touched_bytes
-from pagein.weights.needs import Sizes
-from pagein.weights.plan import Experts, Needs, Unit
+from pagein.weights.planning.advice import Advice, Way, advise, least_streamed, least_whole, touched_bytes
+from pagein.weights.planning.needs import Sizes
+from pagein.weights.planning.plan import Experts, Needs, Unit
 
 MIB = 1024**2
 GIB = 1024**3

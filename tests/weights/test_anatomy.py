@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pagein.weights.anatomy import Anatomy, dissect
-from pagein.weights.checkpoint import open_checkpoint
+from pagein.weights.planning.anatomy import Anatomy, dissect
+from pagein.weights.reading.checkpoint import open_checkpoint
 from tests.weights.headers import LLAMA, llama, mixture, write_folder
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pagein.weights.anatomy import dissect
-from pagein.weights.checkpoint import open_checkpoint
-from pagein.weights.needs import read_needs
+from pagein.weights.planning.anatomy import dissect
+from pagein.weights.planning.needs import read_needs
+from pagein.weights.reading.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -67,7 +67,7 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 def test_parts_are_those_of_the_modules(model: Any, tmp_path: Path) -> None:
     """Stacks, embedding, head and tying are what `structure` finds in the module tree."""
-    from pagein.weights.structure import build
+    from pagein.weights.streaming.structure import build
 
     model.save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)

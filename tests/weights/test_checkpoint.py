@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pagein.errors import BadModelFile
-from pagein.weights.checkpoint import open_checkpoint
-from pagein.weights.layout import PAGE, lay_out
+from pagein.weights.reading.checkpoint import open_checkpoint
+from pagein.weights.reading.layout import PAGE, lay_out
 
 
 def write_shard(path: Path, tensors: dict[str, tuple[str, list[int]]]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pagein.weights.device_memory import DeviceMemory
+from pagein.weights.planning.device_memory import DeviceMemory
 
 from .fake_cuda import MIB, Cuda, NoNvml, device
 

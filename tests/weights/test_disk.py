@@ -10,9 +10,19 @@ import pytest
 
 from pagein.errors import WeightsUnreadable
 from pagein.memory.buffers import Buffer
-from pagein.weights import disk
-from pagein.weights.disk import BUFFER, SETTINGS, Measured, ReadMode, Setting, choose, file_system, measure, probe
-from pagein.weights.files import PAGE, WeightFile
+from pagein.weights.reading import disk
+from pagein.weights.reading.disk import (
+    BUFFER,
+    SETTINGS,
+    Measured,
+    ReadMode,
+    Setting,
+    choose,
+    file_system,
+    measure,
+    probe,
+)
+from pagein.weights.reading.files import PAGE, WeightFile
 
 MIB = 1024 * 1024
 DIRECT, WIDE, STREAM, WIDE_STREAM = SETTINGS

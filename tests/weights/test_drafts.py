@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from pagein.errors import ModelUnsuited
-from pagein.weights.drafts import DraftModel, Lookup, check_same_tokens
+from pagein.weights.steps.drafts import DraftModel, Lookup, check_same_tokens
 from tests.weights.conftest import VOCABULARY
 
 pytestmark = pytest.mark.torch

@@ -318,8 +318,8 @@ def test_a_file_that_changes_is_named(folder_of: Any, load: Any, tmp_path: Path)
 def test_experts_go_before_what_is_read_ahead(tmp_path: Path) -> None:
     """The computation waits for experts and not for the next block, so that they overtake it, in their own order."""
     from pagein.memory.buffers import Buffer
-    from pagein.weights.files import ReadMode
-    from pagein.weights.reader import Extent, Reader
+    from pagein.weights.reading.files import ReadMode
+    from pagein.weights.reading.reader import Extent, Reader
 
     file = tmp_path / "bytes"
     file.write_bytes(bytes(4096))

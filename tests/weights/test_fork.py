@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("greenlet")
 
 from pagein.errors import WeightsUnreadable
-from pagein.weights.lockstep import BETWEEN, Left, Lockstep
+from pagein.weights.steps.lockstep import BETWEEN, Left, Lockstep
 from tests.weights.test_lockstep import UNITS, Ring, hub_with, passes
 
 pytestmark = pytest.mark.torch

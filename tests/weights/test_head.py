@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from pagein.weights.head import TiledHead, cut_rows, straighten
-from pagein.weights.plan import HEAD_ROWS, HeadPlace
+from pagein.weights.planning.plan import HEAD_ROWS, HeadPlace
+from pagein.weights.streaming.head import TiledHead, cut_rows, straighten
 from tests.weights.test_exact import full_load
 
 pytestmark = pytest.mark.torch

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from common.group import V1, V2, Group, memory_group
 from common.wire import BenchmarkError
-from pagein.weights.needs import RUNTIME
+from pagein.weights.planning.needs import RUNTIME
 
 pytestmark = pytest.mark.torch
 can_group = pytest.mark.skipif(not os.access(V1 if V1.is_dir() else V2, os.W_OK), reason="no memory group can be made")

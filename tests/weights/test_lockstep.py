@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("greenlet")
 
 from pagein.errors import ContextTooLong, WeightsUnreadable
-from pagein.weights.lockstep import BETWEEN, Left, Lockstep
+from pagein.weights.steps.lockstep import BETWEEN, Left, Lockstep
 
 pytestmark = pytest.mark.torch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagein.weights import memory_speed
+from pagein.weights.reading import memory_speed
 
 
 @pytest.mark.parametrize("cores", [0, 2, 64])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pagein.weights.anatomy import dissect
-from pagein.weights.checkpoint import Checkpoint, open_checkpoint
-from pagein.weights.needs import RUNTIME, can_be_packed, read_needs
+from pagein.weights.planning.anatomy import dissect
+from pagein.weights.planning.needs import RUNTIME, can_be_packed, read_needs
+from pagein.weights.reading.checkpoint import Checkpoint, open_checkpoint
 from tests.weights.headers import LLAMA, llama, mixture, size_of, write_folder
 
 PAGE = 4096

@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch")
 from pagein.errors import DoesNotFit
 from pagein.memory.buffers import Buffer
 from pagein.weights import auto
-from pagein.weights.binding import Bound
-from pagein.weights.device_memory import DeviceMemory
-from pagein.weights.layout import Move
-from pagein.weights.on_cuda import SCRATCH, OnCuda
-from pagein.weights.ring import Slot
+from pagein.weights.planning.device_memory import DeviceMemory
+from pagein.weights.reading.layout import Move
+from pagein.weights.streaming.binding import Bound
+from pagein.weights.streaming.on_cuda import SCRATCH, OnCuda
+from pagein.weights.streaming.ring import Slot
 
 from .fake_cuda import Cuda, NoNvml, device
 from .test_exact import compare

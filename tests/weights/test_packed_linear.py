@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn
 
-from pagein.weights.packed_linear import PackedLinear, packed_like, sides
-from pagein.weights.packing import pack, unpack
+from pagein.weights.packed.packed_linear import PackedLinear, packed_like, sides
+from pagein.weights.packed.packing import pack, unpack
 
 pytestmark = pytest.mark.torch
 
@@ -53,7 +53,7 @@ def test_strided_activations():
 
 def test_inference_mode_and_plain_calls_take_turns():
     """Scratch made in inference mode serves calls outside of it, and the other way round."""
-    from pagein.weights.packed_matmul import _scratch
+    from pagein.weights.packed.packed_matmul import _scratch
 
     layer, weight = filled(4, False, torch.float32)
     x = torch.randn(100, 192)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagein.weights import packed_sizes
+from pagein.weights.packed import packed_sizes
 
 
 def test_bytes_of_packed_matrices():
@@ -19,7 +19,7 @@ def test_bytes_of_packed_matrices():
 def test_the_packing_agrees(bits):
     """Which matrices are packed, in what groups and how many bytes, is the same in `packing`."""
     torch = pytest.importorskip("torch")
-    from pagein.weights import packing
+    from pagein.weights.packed import packing
 
     assert torch is not None
     packed = 0

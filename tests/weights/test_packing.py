@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pagein.weights.packed_matmul import KERNEL_TOKENS, packed_matmul, scratch_bytes
-from pagein.weights.packing import (
+from pagein.weights.packed.packed_matmul import KERNEL_TOKENS, packed_matmul, scratch_bytes
+from pagein.weights.packed.packing import (
     LAYOUTS,
     can_pack,
     group_of,
@@ -61,8 +61,8 @@ def test_layout_is_the_kernels_own(rows, width):
 
 _ELSEWHERE = """
 import torch
-from pagein.weights.packed_matmul import packed_matmul
-from pagein.weights.packing import native_layout, pack, unpack
+from pagein.weights.packed.packed_matmul import packed_matmul
+from pagein.weights.packed.packing import native_layout, pack, unpack
 made = pack(torch.randn(208, 576), 4, 64)
 x = torch.randn(3, 576).bfloat16()
 exact = x.float() @ unpack(*made.values(), native_layout()).t()
@@ -163,7 +163,7 @@ def test_foreign_layouts_compute_too(tokens, layout):
 
 def test_scratch_is_as_said():
     """The scratch that a thread holds after products of one width is what the plan was told, at most."""
-    from pagein.weights.packed_matmul import _scratch
+    from pagein.weights.packed.packed_matmul import _scratch
 
     _scratch.held.clear()
     for bits in (8, 4):
@@ -174,7 +174,7 @@ def test_scratch_is_as_said():
 
 def test_a_device_s_product_of_all_blocks_at_once_is_that_of_one_after_another():
     """One kernel for many blocks writes the same columns."""
-    from pagein.weights.packed_matmul import _multiply, _multiply_at_once
+    from pagein.weights.packed.packed_matmul import _multiply, _multiply_at_once
 
     x, weight = torch.randn(5, 64), torch.randn(3, 64, 32)
     single, together = torch.empty(5, 112), torch.empty(5, 112)

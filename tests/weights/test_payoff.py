@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagein.weights.payoff import FIRST, MOST, PLAIN_EVERY, PLAIN_FIRST, PROBE_FIRST, PROBE_LAST, TRIALS, Payoff
+from pagein.weights.steps.payoff import FIRST, MOST, PLAIN_EVERY, PLAIN_FIRST, PROBE_FIRST, PROBE_LAST, TRIALS, Payoff
 
 
 def measured(plain: float = 1.0) -> Payoff:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagein.weights.pipeline import Step, pass_seconds
+from pagein.weights.planning.pipeline import Step, pass_seconds
 
 READ = Step(1.0, 0.5, True)
 STAYS = Step(0.0, 0.5, False)

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pagein.errors import DoesNotFit
-from pagein.weights.plan import Experts, HeadPlace, Needs, Plan, Unit, make_plan, spread
+from pagein.weights.planning.plan import Experts, HeadPlace, Needs, Plan, Unit, make_plan, spread
 
 MIB = 1024**2
 

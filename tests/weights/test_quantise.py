@@ -14,10 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 from pagein.errors import BadModelFile, BadUsage, DiskFull, ModelUnsuited
-from pagein.weights import quantise
-from pagein.weights.checkpoint import open_checkpoint
-from pagein.weights.quantise import forecast, main, make, prepare
-from pagein.weights.shards import open_shards, read_manifest
+from pagein.weights.packed import quantise
+from pagein.weights.packed.quantise import forecast, main, make, prepare
+from pagein.weights.packed.shards import open_shards, read_manifest
+from pagein.weights.reading.checkpoint import open_checkpoint
 from tests.weights.packable import as_pickle, load_whole, write_model
 
 pytestmark = pytest.mark.torch
@@ -119,7 +119,8 @@ def test_too_small_a_disk_is_refused_before_writing(llama, tmp_path, monkeypatch
 _DIES = """
 import os, signal, sys
 from pathlib import Path
-from pagein.weights import shard_file, quantise
+from pagein.weights.packed import shard_file
+from pagein.weights.packed import quantise
 sync, count = os.fsync, 0
 def fsync(descriptor):
     global count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagein.errors import ModelUnsuited
-from pagein.weights.quantised import quantisation_of, refuse_quantised
+from pagein.weights.reading.quantised import quantisation_of, refuse_quantised
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pagein.weights.randomness import random_state, set_random_state
+from pagein.weights.streaming.randomness import random_state, set_random_state
 
 pytestmark = pytest.mark.torch
 

@@ -17,8 +17,8 @@ import pytest
 
 from pagein.errors import ReadingStopped, WeightsUnreadable
 from pagein.memory.buffers import Buffer
-from pagein.weights.files import PAGE, ReadMode
-from pagein.weights.reader import Extent, Reader
+from pagein.weights.reading.files import PAGE, ReadMode
+from pagein.weights.reading.reader import Extent, Reader
 
 MIB = 1024 * 1024
 MODES = list(ReadMode)
@@ -247,7 +247,9 @@ def test_short_reads_are_continued(reader, file, buffer, monkeypatch, most):
         return real(fd, [views[0][:most]], offset)
 
     monkeypatch.setattr(os, "preadv", short)
-    monkeypatch.setattr("pagein.weights.files.WeightFile._set_direct", lambda self: reader.mode is ReadMode.DIRECT)
+    monkeypatch.setattr(
+        "pagein.weights.reading.files.WeightFile._set_direct", lambda self: reader.mode is ReadMode.DIRECT
+    )
     reader.read([whole(file)], buffer).wait()
     assert bytes(buffer.view[:SIZE]) == file.read_bytes()
     assert reader.mode is ReadMode.BUFFERED or not any(offset % PAGE for offset in offsets)
@@ -410,7 +412,7 @@ def test_a_read_that_hangs_does_not_keep_the_process():
 import os, threading
 from pathlib import Path
 from pagein.memory.buffers import Buffer
-from pagein.weights.reader import Extent, Reader, ReadMode
+from pagein.weights.reading.reader import Extent, Reader, ReadMode
 inside = threading.Event()
 os.preadv = lambda *_: (inside.set(), threading.Event().wait())
 reader = Reader(ReadMode.BUFFERED, 1)

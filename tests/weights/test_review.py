@@ -160,7 +160,7 @@ def test_a_load_that_fails_leaves_a_model_that_says_so(make_model: Any, load: An
     def fail(*_: Any) -> None:
         raise WeightsUnreadable("model.safetensors", "the disk is gone")
 
-    monkeypatch.setattr("pagein.weights.placement.Resident.__init__", fail)
+    monkeypatch.setattr("pagein.weights.streaming.placement.Resident.__init__", fail)
     with pytest.raises(WeightsUnreadable):
         model.pagein.set_memory(1 << 40)
     assert placement.is_away
@@ -267,8 +267,8 @@ def test_a_longer_piece_of_a_prompt_counts(make_model: Any, load: Any) -> None:
 
 def test_an_empty_tensor_is_no_read() -> None:
     """A tensor without bytes has a place, and no extent of 0 bytes."""
-    from pagein.weights.checkpoint import StoredTensor
-    from pagein.weights.layout import lay_out
+    from pagein.weights.reading.checkpoint import StoredTensor
+    from pagein.weights.reading.layout import lay_out
 
     file = Path("model.safetensors")
     layout = lay_out([StoredTensor("empty", file, 4096, 0, "BF16", (0, 4))])
@@ -322,7 +322,7 @@ def test_a_file_that_came_after_its_header_was_read_is_refused(tmp_path: Path, l
         swap(checkpoint.files[0], lambda data: None)
         return find_sources(model, checkpoint)
 
-    from pagein.weights.sources import find_sources
+    from pagein.weights.reading.sources import find_sources
 
     monkeypatch.setattr("pagein.weights.auto.find_sources", sources)
     with pytest.raises(WeightsUnreadable, match="replaced"):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from pagein.errors import WeightsUnreadable
-from pagein.weights.files import ReadMode
-from pagein.weights.layout import PAGE, Layout
-from pagein.weights.reader import Extent, Reader
-from pagein.weights.ring import Ring, Slot
+from pagein.weights.reading.files import ReadMode
+from pagein.weights.reading.layout import PAGE, Layout
+from pagein.weights.reading.reader import Extent, Reader
+from pagein.weights.streaming.ring import Ring, Slot
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagein.catalog.safetensors import FILLER, read_safetensors
-from pagein.weights.shard_file import LARGE, PAGE, ShardPlan, Spec, claims, finished, write_shard
+from pagein.weights.packed.shard_file import LARGE, PAGE, ShardPlan, Spec, claims, finished, write_shard
 
 PLAN = ShardPlan(
     "00000-layers.0.safetensors",

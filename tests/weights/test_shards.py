@@ -7,9 +7,9 @@ import json
 import pytest
 
 from pagein.errors import BadModelFile, DiskFull, ModelUnsuited
-from pagein.weights import shards
-from pagein.weights.shard_file import ShardPlan, Spec, write_shard
-from pagein.weights.shards import Manifest, delete_original, finish, identities, open_shards, verify_shards
+from pagein.weights.packed import shards
+from pagein.weights.packed.shard_file import ShardPlan, Spec, write_shard
+from pagein.weights.packed.shards import Manifest, delete_original, finish, identities, open_shards, verify_shards
 
 PLANS = [ShardPlan(f"{n}.safetensors", (Spec(f"t{n}", "U8", (100,)),)) for n in range(2)]
 

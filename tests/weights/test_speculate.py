@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from pagein.errors import BadUsage, ContextTooLong, ModelUnsuited
-from pagein.weights.payoff import TRIALS, Payoff
-from pagein.weights.speculate import LOOKUP
+from pagein.weights.steps.payoff import TRIALS, Payoff
+from pagein.weights.steps.speculate import LOOKUP
 
 pytestmark = pytest.mark.torch
 

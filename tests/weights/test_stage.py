@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch")
 
 from pagein.errors import ModelUnsuited
 from pagein.memory.buffers import Buffer
-from pagein.weights.binding import Bound
-from pagein.weights.ring import Slot
-from pagein.weights.stage import SCRATCH, OnCpu, resident_now, stage_for
+from pagein.weights.streaming.binding import Bound
+from pagein.weights.streaming.ring import Slot
+from pagein.weights.streaming.stage import SCRATCH, OnCpu, resident_now, stage_for
 
 pytestmark = pytest.mark.torch
 

@@ -12,9 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pagein.errors import BadModelFile, DoesNotFit, ModelUnsuited
-from pagein.weights.checkpoint import open_checkpoint
-from pagein.weights.sources import find_sources
-from pagein.weights.structure import build
+from pagein.weights.reading.checkpoint import open_checkpoint
+from pagein.weights.reading.sources import find_sources
+from pagein.weights.streaming.structure import build
 
 pytestmark = pytest.mark.torch
 

@@ -1,7 +1,8 @@
 """Ingredients of the transformers engine, whole and streamed.
 
 The engine is given its allowance and keeps within it, so these figures decide how much it is given, not what it takes.
-Sources: resident sizes of a worker with torch 2.13 for CPUs and transformers 5.24; `pagein.weights.needs` for the rest.
+Sources: resident sizes of a worker with torch 2.13 for CPUs and transformers 5.24; for the rest
+`pagein.weights.planning.needs`.
 On a GPU the allowance is that of its pool, and what the host takes beside is counted in ``ram``.
 """
 
@@ -87,7 +88,7 @@ def cache_bytes(info: ModelInfo, context: int | None, parallel: int) -> int:
 def pass_bytes(info: ModelInfo, tokens: int, *, whole: bool = False) -> int:
     """Activations of one sequence at their peak: of a piece of the prompt, or of all of it where a model must see it.
 
-    As `pagein.weights.needs.activations` counts them. ``whole``: texts are never cut into pieces.
+    As `pagein.weights.planning.needs.activations` counts them. ``whole``: texts are never cut into pieces.
     """
     width = info.embedding_length or 0
     inner = max(info.feed_forward_length or 0, 4 * width)

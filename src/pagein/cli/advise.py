@@ -22,12 +22,12 @@ from pagein.cli.disk_speed import Speed, disk_speed, format_speed
 from pagein.config.load import load_settings
 from pagein.errors import BadUsage, DoesNotFit, ModelNotFound
 from pagein.units import format_bytes, format_duration, parse_bytes
-from pagein.weights.advice import Advice, Way, advise, touched_bytes
-from pagein.weights.anatomy import dissect
-from pagein.weights.checkpoint import open_checkpoint
-from pagein.weights.memory_speed import measure_memory
-from pagein.weights.needs import can_be_packed, read_needs
-from pagein.weights.quantised import refuse_quantised
+from pagein.weights.planning.advice import Advice, Way, advise, touched_bytes
+from pagein.weights.planning.anatomy import dissect
+from pagein.weights.planning.needs import can_be_packed, read_needs
+from pagein.weights.reading.checkpoint import open_checkpoint
+from pagein.weights.reading.memory_speed import measure_memory
+from pagein.weights.reading.quantised import refuse_quantised
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,18 @@ from pagein.cli.console import errors, print_json, show
 from pagein.errors import BadUsage, DiskFull
 from pagein.memory.buffers import Buffer
 from pagein.units import format_bytes
-from pagein.weights.disk import BUFFER, SETTINGS, DiskSpeed, Measured, ReadMode, Setting, choose, file_system, measure
-from pagein.weights.reader import CHUNK
+from pagein.weights.reading.disk import (
+    BUFFER,
+    SETTINGS,
+    DiskSpeed,
+    Measured,
+    ReadMode,
+    Setting,
+    choose,
+    file_system,
+    measure,
+)
+from pagein.weights.reading.reader import CHUNK
 
 _MIB = 1024 * 1024
 _LEAST_SIZE = 64 * _MIB

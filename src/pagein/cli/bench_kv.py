@@ -19,7 +19,7 @@ from pagein.cli.console import errors as error_console
 from pagein.cli.console import print_json, show
 from pagein.errors import BadUsage
 from pagein.units import format_bytes, format_duration
-from pagein.weights.checkpoint import open_checkpoint
+from pagein.weights.reading.checkpoint import open_checkpoint
 
 MODULE = "pagein.kv.trial.run"
 _VAR_TMP = Path("/var/tmp")  # noqa: S108 - a folder of a random name is made there

@@ -19,7 +19,7 @@ from pagein.cli.console import print_json, show
 from pagein.cli.making import told_error
 from pagein.errors import EngineMissing, PageinError
 from pagein.units import format_bytes, format_duration, parse_bytes
-from pagein.weights.checkpoint import Checkpoint, open_checkpoint
+from pagein.weights.reading.checkpoint import Checkpoint, open_checkpoint
 
 _MODULE = "pagein.weights.trial"
 _SPARE = 1024**3

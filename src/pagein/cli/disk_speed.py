@@ -35,7 +35,7 @@ def disk_speed(files: Sequence[Path], given: str | None) -> Speed:
     known = {} if given == MEASURE else _remembered()
     if disk in known:
         return Speed(known[disk], f"measured before; --disk {MEASURE} does it again")
-    from pagein.weights.disk import probe
+    from pagein.weights.reading.disk import probe
 
     found = probe(files)
     _remember(disk, found.bytes_per_second)

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from pagein.cli.console import errors
 from pagein.errors import BadUsage, DiskFull
-from pagein.weights.disk import file_system, probe
+from pagein.weights.reading.disk import file_system, probe
 
 _MIB = 1024**2
 SIZE = 256 * _MIB

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pagein.cli.chart_png import need_matplotlib
 from pagein.errors import BadUsage
-from pagein.parts.usage import Group
+from pagein.parts.splitting.usage import Group
 from pagein.units import format_bytes
 
 

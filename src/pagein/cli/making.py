@@ -19,7 +19,7 @@ from pagein.cli.console import print_json, show
 from pagein.errors import EngineMissing, PageinError
 from pagein.units import format_bytes
 
-MODULE = "pagein.weights.quantise"
+MODULE = "pagein.weights.packed.quantise"
 
 
 def run_making(folder: Path, out: Path, options: list[str], json_wanted: bool) -> None:

@@ -13,11 +13,11 @@ from rich.text import Text
 from pagein.cli.child import events, need_torch
 from pagein.cli.console import errors as error_console
 from pagein.cli.console import print_json, show
-from pagein.parts.analysis import Analysis, read_analysis
-from pagein.parts.tasks import read_tasks
+from pagein.parts.splitting.analysis import Analysis, read_analysis
+from pagein.parts.splitting.tasks import read_tasks
 from pagein.units import format_bytes
 
-MODULE = "pagein.parts.analyse"
+MODULE = "pagein.parts.splitting.analyse"
 
 
 def run_analyze(folder: Path, tasks: Path, out: Path, png: Path | None, json: bool) -> None:

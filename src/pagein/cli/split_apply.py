@@ -13,10 +13,10 @@ from pagein.cli.child import events, need_torch
 from pagein.cli.console import errors as error_console
 from pagein.cli.console import print_json, show
 from pagein.errors import BadUsage
-from pagein.parts.analysis import read_analysis
+from pagein.parts.splitting.analysis import read_analysis
 from pagein.units import format_bytes
 
-MODULE = "pagein.parts.apply"
+MODULE = "pagein.parts.splitting.apply"
 PRECISIONS = ("bf16", "fp16", "fp32", "int8", "int4")
 
 

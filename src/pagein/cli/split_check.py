@@ -9,7 +9,7 @@ from rich.text import Text
 
 from pagein.cli.console import print_json, printable, show
 from pagein.errors import PartRefused
-from pagein.parts.check import FileCheck, SplitCheck, Vouch, check_split
+from pagein.parts.files.check import FileCheck, SplitCheck, Vouch, check_split
 from pagein.units import format_bytes
 
 
@@ -37,7 +37,7 @@ def run_check(folder: Path, json: bool, trust: Path | None = None) -> None:
 def _vouch(trust: Path | None) -> Vouch | None:
     if trust is None:
         return None
-    from pagein.parts.signing import Trust
+    from pagein.parts.files.signing import Trust
 
     return Trust(trust).vouch
 

@@ -12,10 +12,10 @@ from rich.text import Text
 from pagein.cli.child import events, need_torch
 from pagein.cli.console import errors as error_console
 from pagein.cli.console import print_json, show
-from pagein.parts.tasks import read_tasks
+from pagein.parts.splitting.tasks import read_tasks
 from pagein.units import format_bytes
 
-MODULE = "pagein.parts.comparing"
+MODULE = "pagein.parts.splitting.comparing"
 
 
 def run_compare(folder: Path, tasks: Path, precisions: Sequence[str], json: bool) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from pagein.cli.console import print_json, show
 from pagein.errors import BadUsage
-from pagein.parts.signing import needs_passphrase, sign_split
+from pagein.parts.files.signing import needs_passphrase, sign_split
 
 _LIMIT = 64 * 1024
 

@@ -19,9 +19,9 @@ from pagein.cli.console import errors as error_console
 from pagein.cli.console import output, print_json, show
 from pagein.cli.disk_trial import measure_disk
 from pagein.errors import BadUsage
-from pagein.kv.tuning import Measured, Tuned, curve, pays_from, prefill_model, tune
+from pagein.kv.trial.tuning import Measured, Tuned, curve, pays_from, prefill_model, tune
 from pagein.units import format_bytes, format_duration, parse_bytes
-from pagein.weights.checkpoint import open_checkpoint
+from pagein.weights.reading.checkpoint import open_checkpoint
 
 MODULE = "pagein.kv.trial.probe"
 _FREE_SHARE = 0.75

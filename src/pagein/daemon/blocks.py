@@ -21,8 +21,8 @@ from pagein.errors import ModelNotFound, PageinError
 from pagein.gateway.ports import Prepared
 from pagein.gateway.snapshot_ports import BlocksView
 from pagein.history import Gone, TurnOf
-from pagein.kv.reuse import Counted
-from pagein.kv.store import Store
+from pagein.kv.snapshots.reuse import Counted
+from pagein.kv.snapshots.store import Store
 from pagein.protocol import Endpoint
 
 _log = logging.getLogger("pagein.state")

@@ -38,7 +38,7 @@ from pagein.errors import (
 )
 from pagein.gateway.ports import Decision, Lease, PlanView, Prepared, ReloadView, RoomView, StatusView
 from pagein.history import TurnOf
-from pagein.kv.reuse import Counted
+from pagein.kv.snapshots.reuse import Counted
 from pagein.protocol import Capability
 from pagein.residency.lifecycle import State
 from pagein.scheduler import ModelState

@@ -28,13 +28,13 @@ from pagein.errors import ConfigError, PageinError
 from pagein.gateway.ports import Prepared
 from pagein.gateway.splice import without
 from pagein.history import Gone, TurnOf
-from pagein.kv.answers import Entry, Fetched, Match, Miss, MissKind
-from pagein.kv.header import digest_tokens, pack_tokens
-from pagein.kv.llama_file import read_slot_file
-from pagein.kv.paces import Paces
-from pagein.kv.reuse import Counted
-from pagein.kv.store import Store
-from pagein.kv.weights import Cancelled, WeightDigests
+from pagein.kv.snapshots.answers import Entry, Fetched, Match, Miss, MissKind
+from pagein.kv.snapshots.header import digest_tokens, pack_tokens
+from pagein.kv.snapshots.llama_file import read_slot_file
+from pagein.kv.snapshots.paces import Paces
+from pagein.kv.snapshots.reuse import Counted
+from pagein.kv.snapshots.store import Store
+from pagein.kv.snapshots.weights import Cancelled, WeightDigests
 from pagein.protocol import PATHS, Capability, Ready
 from pagein.sessions.llama_slots import WAY, LlamaSlots
 from pagein.sessions.slot_table import Route, SlotTable

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pagein.catalog.model import ModelEntry
-from pagein.kv.key import Fingerprint
-from pagein.kv.snapshot import create_private, draft_of, sync_folder
-from pagein.kv.worth import Pace
+from pagein.kv.snapshots.key import Fingerprint
+from pagein.kv.snapshots.snapshot import create_private, draft_of, sync_folder
+from pagein.kv.snapshots.worth import Pace
 from pagein.protocol import StateFacts
 from pagein.sessions.llama_slots import LlamaSlots
 from pagein.sessions.slot_table import SlotTable

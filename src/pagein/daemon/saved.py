@@ -20,8 +20,8 @@ from pagein.gateway.snapshot_ports import (
     UsageView,
     Verified,
 )
-from pagein.kv.answers import Entry, MissKind
-from pagein.kv.value import ASSUMED_TOKENS_PER_SECOND, Candidate, victims
+from pagein.kv.snapshots.answers import Entry, MissKind
+from pagein.kv.snapshots.value import ASSUMED_TOKENS_PER_SECOND, Candidate, victims
 
 DIGITS = 12
 """Of a digest, as shown."""

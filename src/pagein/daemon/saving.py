@@ -16,11 +16,11 @@ from typing import Any
 from pagein.daemon.kept import Counters, Live
 from pagein.errors import PageinError
 from pagein.history import Gone, TurnOf
-from pagein.kv.answers import Kept, Match, Skipped
-from pagein.kv.header import unpack_tokens
-from pagein.kv.offer import Offer
-from pagein.kv.paces import Paces
-from pagein.kv.store import Store
+from pagein.kv.snapshots.answers import Kept, Match, Skipped
+from pagein.kv.snapshots.header import unpack_tokens
+from pagein.kv.snapshots.offer import Offer
+from pagein.kv.snapshots.paces import Paces
+from pagein.kv.snapshots.store import Store
 
 _log = logging.getLogger("pagein.state")
 

@@ -27,10 +27,10 @@ from pagein.engines.tasks.desk import TaskDesk
 from pagein.engines.tasks.house import House, Memory
 from pagein.engines.torch_device import device_of, pool_of
 from pagein.errors import ConfigError, LoadFailed, PartsBusy, PartsThrash, PartTooLarge
-from pagein.parts.audit import AuditLine
+from pagein.parts.files.audit import AuditLine
+from pagein.parts.files.signing import Trust
 from pagein.parts.rollout import Level, Rollout
 from pagein.parts.runtime import load_parts
-from pagein.parts.signing import Trust
 from pagein.protocol import WorkerSpec
 from pagein.units import format_bytes
 from pagein.weights.auto import CONTEXT

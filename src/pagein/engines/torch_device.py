@@ -8,8 +8,8 @@ import torch
 
 from pagein.errors import EngineMissing
 from pagein.protocol import WorkerSpec
-from pagein.weights.on_cuda import SCRATCH
-from pagein.weights.plan import Plan
+from pagein.weights.planning.plan import Plan
+from pagein.weights.streaming.on_cuda import SCRATCH
 
 
 def device_of(spec: WorkerSpec) -> str:

@@ -36,7 +36,7 @@ from pagein.kv.cache.reading import read_geometry
 from pagein.protocol import BLOCKS_WAY, StateFacts, WorkerSpec
 from pagein.units import format_bytes
 from pagein.weights.auto import CONTEXT, AutoModel
-from pagein.weights.needs import CHUNK
+from pagein.weights.planning.needs import CHUNK
 
 SPARE = 24 * 1024**2
 SPARE_SHARE = 50

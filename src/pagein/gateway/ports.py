@@ -13,7 +13,7 @@ from pagein.errors import PageinError
 from pagein.gateway.parts_ports import PartsView, SplitModels
 from pagein.gateway.snapshot_ports import Snapshots
 from pagein.history import TurnOf
-from pagein.kv.reuse import Counted
+from pagein.kv.snapshots.reuse import Counted
 from pagein.protocol import Capability, Endpoint
 
 

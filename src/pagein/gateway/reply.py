@@ -12,7 +12,7 @@ from pagein.errors import PageinError
 from pagein.gateway import sse
 from pagein.gateway.ports import Lease, Prepared
 from pagein.gateway.problems import as_event, internal_problem, problem, response_of
-from pagein.kv.reuse import Counted, CountedInStream, counted
+from pagein.kv.snapshots.reuse import Counted, CountedInStream, counted
 
 CLIENT_LEFT = 499
 """The status, never sent, of a request whose client went away; nginx's word for it."""

@@ -18,9 +18,9 @@ from pagein.catalog.split.packed import PACKED, SCALES, WEIGHT, Packed, packed_o
 from pagein.catalog.split.plan import SplitPlan
 from pagein.errors import ModelUnsuited
 from pagein.parts.placeholder import again_as, is_cold
-from pagein.weights.packed_linear import PackedLinear, is_conv1d, sides
-from pagein.weights.packing import LAYOUTS
-from pagein.weights.sources import DTYPES
+from pagein.weights.packed.packed_linear import PackedLinear, is_conv1d, sides
+from pagein.weights.packed.packing import LAYOUTS
+from pagein.weights.reading.sources import DTYPES
 
 
 class PartLinear(PackedLinear):

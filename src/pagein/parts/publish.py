@@ -17,10 +17,10 @@ from pagein.catalog.split.packed import PACKED, WEIGHT, stem_of
 from pagein.catalog.split.plan import Part, PartFile, Role, SplitPlan, TensorEntry
 from pagein.errors import ModelUnsuited, PartRefused
 from pagein.parts.adapters import SCALING, SEPARATOR, Adapter, adapter_of
+from pagein.parts.files.part_file import PartBytes
 from pagein.parts.packed_layers import PartLinear
-from pagein.parts.part_file import PartBytes
 from pagein.parts.placeholder import again, is_cold, placeholder
-from pagein.weights.sources import DTYPES
+from pagein.weights.reading.sources import DTYPES
 
 Cast = Callable[[torch.Tensor], torch.Tensor]
 """What `Module.to` and its like do with a tensor."""

@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from pagein.errors import PageinError, PartRefused, PartsBusy
-from pagein.parts.audit import LOADED, Audit, no_audit
 from pagein.parts.deferring import DeferringLock
 from pagein.parts.events import PartEventKind, PartEvents
+from pagein.parts.files.audit import LOADED, Audit, no_audit
+from pagein.parts.files.part_file import PartBytes, PartReader
 from pagein.parts.groups import Claim, Group, State
 from pagein.parts.guard import Guard
 from pagein.parts.line import Line, Wanted, is_wanted
 from pagein.parts.order import Order
-from pagein.parts.part_file import PartBytes, PartReader
 from pagein.parts.publish import Held, Seats
 from pagein.parts.rollout import Level
 

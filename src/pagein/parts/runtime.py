@@ -17,12 +17,15 @@ from pagein.catalog.split.root import PartsRoot, read_plan
 from pagein.errors import ModelUnsuited, PartRefused, PartsBusy, TaskUnclear
 from pagein.parts.adapters import ACTIVE, Adapter, Owner, Selection
 from pagein.parts.adapting import make_adaptable
-from pagein.parts.audit import Audit, no_audit
 from pagein.parts.building import Build, build_on_meta
-from pagein.parts.check import verify
 from pagein.parts.deferring import DeferringLock
 from pagein.parts.events import PartEventKind, PartEvents
 from pagein.parts.face import give_face
+from pagein.parts.files.audit import Audit, no_audit
+from pagein.parts.files.check import verify
+from pagein.parts.files.part_file import Limits, PartReader
+from pagein.parts.files.proven import Proven
+from pagein.parts.files.signing import Trust
 from pagein.parts.groups import Group, groups_of, set_rivals
 from pagein.parts.guard import Guard, GuardRules
 from pagein.parts.lease import Lease, Stream, in_force
@@ -30,15 +33,12 @@ from pagein.parts.levels import set_level
 from pagein.parts.line import Wanted, is_wanted
 from pagein.parts.order import order_on
 from pagein.parts.packed_layers import pack_layers
-from pagein.parts.part_file import Limits, PartReader
 from pagein.parts.plan_facts import adapted_modules, chain_of, kind_of_device, room_for_all
-from pagein.parts.proven import Proven
 from pagein.parts.publish import Cast, Seats
 from pagein.parts.report import PartsReport, report_of
 from pagein.parts.residency import Residency
 from pagein.parts.rollout import Level
 from pagein.parts.shrinking import keep_within
-from pagein.parts.signing import Trust
 from pagein.parts.sweeper import Sweeper
 from pagein.parts.tripwire import lay_tripwires
 from pagein.parts.whole import Still, cast_all

@@ -14,7 +14,7 @@ from pagein.parts.groups import Group, State
 from pagein.parts.packed_layers import PartLinear
 from pagein.parts.publish import Cast, Held
 from pagein.parts.residency import Residency
-from pagein.weights.sources import DTYPES
+from pagein.weights.reading.sources import DTYPES
 
 if TYPE_CHECKING:
     from pagein.parts.runtime import Parts

@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 
 from pagein.errors import SlotBusy, SlotLost, SlotRefused
-from pagein.kv.llama_file import SlotFile, read_slot_file
+from pagein.kv.snapshots.llama_file import SlotFile, read_slot_file
 from pagein.protocol import Endpoint, StateFacts
 from pagein.units import format_duration
 

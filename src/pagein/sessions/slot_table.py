@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pagein.history import TurnOf
-from pagein.kv.header import pack_tokens
-from pagein.kv.prefix import common_tokens
+from pagein.kv.snapshots.header import pack_tokens
+from pagein.kv.snapshots.prefix import common_tokens
 
 _BYTES = 4
 

@@ -12,23 +12,23 @@ from transformers import GenerationConfig
 
 from pagein.catalog.hf_config import read_config
 from pagein.units import parse_bytes
-from pagein.weights.anatomy import dissect
-from pagein.weights.caches import goes_in_chunks
-from pagein.weights.checkpoint import Checkpoint
-from pagein.weights.demand import Needs
-from pagein.weights.disk import DiskSpeed, probe
-from pagein.weights.face import give_face
-from pagein.weights.head import can_be_tiled
-from pagein.weights.needs import CHUNK, activations, cache_bytes
-from pagein.weights.packed_linear import PackedLinear
-from pagein.weights.packed_matmul import scratch_bytes
-from pagein.weights.placement import Placement, Progress
-from pagein.weights.sources import find_sources
-from pagein.weights.stage import stage_for
-from pagein.weights.streamed import Streamed
-from pagein.weights.structure import build, with_ties
-from pagein.weights.twins import part
-from pagein.weights.variants import open_weights
+from pagein.weights.packed.packed_linear import PackedLinear
+from pagein.weights.packed.packed_matmul import scratch_bytes
+from pagein.weights.packed.variants import open_weights
+from pagein.weights.planning.anatomy import dissect
+from pagein.weights.planning.demand import Needs
+from pagein.weights.planning.needs import CHUNK, activations, cache_bytes
+from pagein.weights.reading.checkpoint import Checkpoint
+from pagein.weights.reading.disk import DiskSpeed, probe
+from pagein.weights.reading.sources import find_sources
+from pagein.weights.steps.caches import goes_in_chunks
+from pagein.weights.streaming.face import give_face
+from pagein.weights.streaming.head import can_be_tiled
+from pagein.weights.streaming.placement import Placement, Progress
+from pagein.weights.streaming.stage import stage_for
+from pagein.weights.streaming.streamed import Streamed
+from pagein.weights.streaming.structure import build, with_ties
+from pagein.weights.streaming.twins import part
 
 log = logging.getLogger("pagein.weights")
 

@@ -18,7 +18,7 @@ import torch
 
 from pagein.errors import PageinError
 from pagein.units import parse_bytes
-from pagein.weights.checkpoint import open_checkpoint
+from pagein.weights.reading.checkpoint import open_checkpoint
 
 _PROMPT = 32
 """Tokens of the prompt; what they say does not matter for what a pass costs."""

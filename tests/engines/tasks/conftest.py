@@ -37,8 +37,8 @@ LLAMA = {
 
 def split(folder: Path, base: Path, tasks: Any) -> Path:
     """Analyse and write a split."""
-    from pagein.parts.analyse import analyse
-    from pagein.parts.apply import apply
+    from pagein.parts.splitting.analyse import analyse
+    from pagein.parts.splitting.apply import apply
 
     apply(analyse(base, mapping(**tasks)), folder)
     return folder

@@ -277,7 +277,7 @@ async def test_a_part_that_was_written_since_joins_and_stands_in_anothers_place(
     import shutil
 
     from pagein.catalog.split.plan import Task
-    from pagein.parts.joining import join_adapter
+    from pagein.parts.splitting.joining import join_adapter
     from tests.parts.models import lora
 
     folder = tmp_path / "copy"

@@ -15,8 +15,8 @@ from pagein import load_parts
 from pagein.catalog.split.plan import Role
 from pagein.engines.tasks.book import TaskBook
 from pagein.errors import PlanRefused
-from pagein.parts.analyse import analyse
-from pagein.parts.apply import apply
+from pagein.parts.splitting.analyse import analyse
+from pagein.parts.splitting.apply import apply
 from tests.engines.tasks.conftest import language_model
 from tests.engines.tasks.test_answers import write
 from tests.parts.models import mapping
@@ -73,8 +73,8 @@ def key_pair(folder) -> tuple[bytes, dict[str, str]]:
 async def test_only_what_the_key_signed_is_served(run, wide, tmp_path):
     """An unsigned split is refused at the start; a signed one is served, and takes up no plan that is not."""
     private, options = key_pair(tmp_path)
-    from pagein.parts.joining import join
-    from pagein.parts.signing import sign_split
+    from pagein.parts.files.signing import sign_split
+    from pagein.parts.splitting.joining import join
     from tests.parts.served import source, torch
 
     folder = shutil.copytree(wide, tmp_path / "split")
@@ -93,7 +93,7 @@ async def test_only_what_the_key_signed_is_served(run, wide, tmp_path):
 def test_a_tokeniser_that_changes_while_it_is_read_is_not_served(run, wide, tmp_path, monkeypatch):
     """Tokenisers are read by their paths, after the split was checked: so it is checked once more."""
     private, options = key_pair(tmp_path)
-    from pagein.parts.signing import sign_split
+    from pagein.parts.files.signing import sign_split
 
     folder = shutil.copytree(wide, tmp_path / "split")
     sign_split(folder, private)

@@ -16,9 +16,9 @@ from pagein.engines.transformers import usable
 from pagein.errors import DoesNotFit
 from pagein.protocol import ALLOWANCE_PATH, SLEEP_PATH, WAKE_PATH
 from pagein.weights import auto
-from pagein.weights.device_memory import DeviceMemory
-from pagein.weights.on_cuda import SCRATCH, OnCuda
-from pagein.weights.stage import OnCpu, Stage
+from pagein.weights.planning.device_memory import DeviceMemory
+from pagein.weights.streaming.on_cuda import SCRATCH, OnCuda
+from pagein.weights.streaming.stage import OnCpu, Stage
 from tests.engines.local.conftest import Reply, request
 from tests.weights.fake_cuda import Cuda, NoNvml, device
 

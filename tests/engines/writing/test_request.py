@@ -11,7 +11,7 @@ from pagein.daemon.blocks import KINDS
 from pagein.engines.local.writer import Whose
 from pagein.engines.writing.request import reused_of
 from pagein.engines.writing.turns import Turn
-from pagein.kv.cache.answers import Reuse, Source, Why
+from pagein.kv.tiers.answers import Reuse, Source, Why
 
 pytestmark = pytest.mark.torch
 

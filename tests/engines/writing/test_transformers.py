@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from pagein.errors import DoesNotFit, EngineMissing, LoadFailed
 from pagein.protocol import ALLOWANCE_PATH, SLEEP_PATH, WAKE_PATH, Capability
-from pagein.weights.stage import resident_now
+from pagein.weights.streaming.stage import resident_now
 from tests.engines.local.conftest import Reply, request
 from tests.engines.local.test_write import events
 

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 from pagein.engines.local.writer import Whose
 from pagein.engines.writing.turns import CHUNK_AHEAD, Turn, Turns
 from pagein.errors import KvFull
-from pagein.weights.lockstep import BETWEEN, Lockstep, Seat
+from pagein.weights.steps.lockstep import BETWEEN, Lockstep, Seat
 
 pytestmark = pytest.mark.torch
 

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pagein.errors import KvFull
 from pagein.kv.blocks.keys import BLOCK
-from pagein.kv.cache.below import Below
 from pagein.kv.cache.layers import PagedLayer, SlidingPagedLayer
 from pagein.kv.cache.reading import read_geometry
 from pagein.kv.cache.side import side_bytes
+from pagein.kv.tiers.below import Below
 from tests.kv.cache.tiers import ARGUMENT, Plain, check_whole, make, pool_of, turn, words, write
 
 pytestmark = pytest.mark.torch

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from pagein.errors import BlockDamaged
-from pagein.kv.cache import coming
-from pagein.kv.cache.answers import Source
-from pagein.kv.cache.gate import Gate
+from pagein.kv.tiers import coming
+from pagein.kv.tiers.answers import Source
+from pagein.kv.tiers.gate import Gate
 from tests.kv.cache.tiers import Plain, check_whole, make, pool_of, turn, words
 
 pytestmark = pytest.mark.torch
@@ -200,7 +200,7 @@ def test_copies_pass_together_and_moves_alone():
 
 def test_a_text_is_packed_once_for_the_disk(tmp_path, monkeypatch):
     """What writing a conversation down asks of its tokens grows with them, not with their square."""
-    from pagein.kv.cache import cold
+    from pagein.kv.tiers import cold
 
     model, pack, calls, counts = make(), cold.pack, [], {}
     monkeypatch.setattr(cold, "pack", lambda tokens: (calls.append(1), pack(tokens))[1])

@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pagein.kv.cache import diagnosis
 from pagein.kv.cache.device import DeviceTier
-from pagein.kv.cache.diagnosis import diagnose
 from pagein.kv.cache.geometry import Geometry, Group, LayerShape
+from pagein.kv.tiers import diagnosis
+from pagein.kv.tiers.diagnosis import diagnose
 
 pytestmark = pytest.mark.torch
 

@@ -16,8 +16,8 @@ pytest.importorskip("transformers")
 from pagein import TieredCache
 from pagein.kv.cache.device import DeviceTier
 from pagein.kv.cache.geometry import Geometry, LayerShape, group_layers
-from pagein.kv.cache.mover import Mover
 from pagein.kv.disk.store import BlockStore
+from pagein.kv.tiers.mover import Mover
 from tests.kv.cache.tiers import make, pool_of
 
 pytestmark = pytest.mark.torch

@@ -15,8 +15,8 @@ pytest.importorskip("transformers")
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from pagein.errors import KvBusy, KvFull, KvLost, KvSettingsWrong
-from pagein.kv.cache.answers import Place, Source
-from pagein.kv.cache.pool import KvPool
+from pagein.kv.tiers.answers import Place, Source
+from pagein.kv.tiers.pool import KvPool
 from tests.kv.cache.tiers import ARGUMENT, Plain, check_whole, make, pool_of, turn, words, write
 
 pytestmark = pytest.mark.torch
@@ -339,7 +339,7 @@ def test_collision_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from pagein.kv.blocks import keys
 
     monkeypatch.setattr(keys, "next_key", lambda parent, tokens: bytes(31) + bytes([len(parent)]))
-    monkeypatch.setattr("pagein.kv.cache.known.next_key", keys.next_key)
+    monkeypatch.setattr("pagein.kv.tiers.known.next_key", keys.next_key)
     model = make()
     pool = pool_of(model, 30, tmp_path)
     for seed in range(4):

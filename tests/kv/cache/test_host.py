@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from pagein.kv.cache.host import HostTier
+from pagein.kv.tiers.host import HostTier
 
 
 class Locks:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagein.kv.blocks.keys import BLOCK, chain
-from pagein.kv.cache.find import Piece, find, first_block, side_lengths
-from pagein.kv.cache.known import Known
+from pagein.kv.tiers.find import Piece, find, first_block, side_lengths
+from pagein.kv.tiers.known import Known
 
 ROOT = bytes(32)
 
@@ -187,6 +187,6 @@ def test_a_long_text_with_windows_is_found_by_one_look_at_each_block(monkeypatch
             made.append(fields)
             super().__init__(*fields)
 
-    monkeypatch.setattr("pagein.kv.cache.find.Piece", Counting)
+    monkeypatch.setattr("pagein.kv.tiers.find.Piece", Counting)
     assert held(known, range(BLOCK * 200), (None, 130)) == BLOCK * 3
     assert len(made) == 3 + 3

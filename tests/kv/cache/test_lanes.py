@@ -11,11 +11,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from pagein.errors import KvFull
-from pagein.kv.cache import building
-from pagein.kv.cache.answers import Place, Source
 from pagein.kv.cache.device import DeviceTier
-from pagein.kv.cache.host import HostTier
-from pagein.kv.cache.lanes import CudaLane, page_lock
+from pagein.kv.tiers import building
+from pagein.kv.tiers.answers import Place, Source
+from pagein.kv.tiers.host import HostTier
+from pagein.kv.tiers.lanes import CudaLane, page_lock
 from tests.kv.cache.tiers import Plain, check_whole, make, pool_of, turn, words, write
 from tests.weights.fake_cuda import Cuda, device
 

@@ -14,9 +14,9 @@ t = pytest.importorskip("transformers")
 from transformers import DynamicCache
 
 from pagein.errors import CacheMismatch
-from pagein.kv.cache import attaching
 from pagein.kv.cache.row import Row
 from pagein.kv.cache.side import SideUnknown
+from pagein.kv.tiers import attaching
 from tests.kv.cache.tiers import ARGUMENT, SMALL, check_whole, make, pool_of, turn, words, write
 
 pytestmark = pytest.mark.torch

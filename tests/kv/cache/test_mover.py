@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pagein.kv.cache.mover import Mover
+from pagein.kv.tiers.mover import Mover
 
 
 @pytest.fixture

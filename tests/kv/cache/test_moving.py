@@ -14,8 +14,8 @@ t = pytest.importorskip("transformers")
 from transformers import DynamicCache
 
 from pagein.errors import KvFull
-from pagein.kv.cache.gate import Gate
 from pagein.kv.cache.tiered import TieredCache
+from pagein.kv.tiers.gate import Gate
 from tests.kv.cache.test_coming import reopened
 from tests.kv.cache.test_meetings import logits, loud
 from tests.kv.cache.test_stretch import answer, deep

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagein.kv.cache.policy import LONG_BLOCKS, Idle, can_free, victims
+from pagein.kv.tiers.policy import LONG_BLOCKS, Idle, can_free, victims
 
 
 def idle(number: int, blocks: int = 4, seconds: float = 10.0, **fields: object) -> Idle:

@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pagein.errors import KvFull
 from pagein.kv.cache.geometry import Geometry, LayerShape, group_layers
-from pagein.kv.cache.pool import KvPool
-from pagein.kv.cache.settings import KvSettings
+from pagein.kv.tiers.pool import KvPool
+from pagein.kv.tiers.settings import KvSettings
 
 pytestmark = pytest.mark.torch
 

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from pagein.kv.cache.geometry import Geometry, Group, LayerShape
-from pagein.kv.cache.pool import KvPool
 from pagein.kv.cache.safe import unsafe_settings
+from pagein.kv.tiers.pool import KvPool
 
 pytestmark = pytest.mark.torch
 SIZES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagein.errors import KvSettingsWrong
-from pagein.kv.cache.settings import KvSettings, Mark
+from pagein.kv.tiers.settings import KvSettings, Mark
 
 
 def test_defaults_are_k3():

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pagein.kv.cache.squeeze import error_of, squeeze, squeezed_bytes, unsqueeze
+from pagein.kv.tiers.squeeze import error_of, squeeze, squeezed_bytes, unsqueeze
 
 BOUNDS = {"int8": 0.01, "fp8": 0.04, "int4": 0.13}
 """Relative root mean square errors on normal numbers that the documentation states."""

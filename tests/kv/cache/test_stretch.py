@@ -15,9 +15,9 @@ t = pytest.importorskip("transformers")
 from transformers import DynamicCache
 
 from pagein.errors import KvBusy, KvFull, KvLost
-from pagein.kv.cache.answers import Place, Source
-from pagein.kv.cache.spill import Spill
-from pagein.kv.cache.stretch import CHUNK, Stretch
+from pagein.kv.tiers.answers import Place, Source
+from pagein.kv.tiers.spill import Spill
+from pagein.kv.tiers.stretch import CHUNK, Stretch
 from tests.kv.cache.models import model_of
 from tests.kv.cache.tiers import _NEXT, ARGUMENT, SMALL, check_whole, pool_of, turn, words, write
 

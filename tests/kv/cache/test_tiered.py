@@ -13,10 +13,10 @@ pytest.importorskip("transformers")
 
 from pagein import TieredCache as exported
 from pagein.errors import CacheMismatch, KvFull
-from pagein.kv.cache.answers import Source
 from pagein.kv.cache.device import DeviceTier
 from pagein.kv.cache.reading import read_geometry
 from pagein.kv.cache.tiered import TieredCache
+from pagein.kv.tiers.answers import Source
 from tests.kv.cache.models import assert_same, generate, model_of, prompt, stock, tiered
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*past_key_values.*:FutureWarning")]

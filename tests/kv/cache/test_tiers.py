@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from pagein.kv.cache.answers import Source, Why
+from pagein.kv.tiers.answers import Source, Why
 from tests.kv.cache.tiers import ARGUMENT, Plain, check_whole, make, pool_of, turn, words, write
 
 pytestmark = pytest.mark.torch

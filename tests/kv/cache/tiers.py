@@ -9,8 +9,8 @@ import torch
 import transformers as t
 from transformers import DynamicCache
 
-from pagein.kv.cache.pool import KvPool
-from pagein.kv.cache.settings import KvSettings
+from pagein.kv.tiers.pool import KvPool
+from pagein.kv.tiers.settings import KvSettings
 
 ARGUMENT = "cache" if tuple(map(int, t.__version__.split(".")[:2])) >= (5, 24) else "past_key_values"
 """What transformers calls the cache."""

@@ -10,8 +10,8 @@ import sqlite3
 import pytest
 
 from pagein.errors import BlockDamaged
-from pagein.kv.answers import Miss, Skipped
 from pagein.kv.disk.catalogue import NAME
+from pagein.kv.snapshots.answers import Miss, Skipped
 from tests.kv.disk.build import (
     FULL,
     GROUPS,

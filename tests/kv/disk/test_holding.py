@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pagein.kv.answers import Miss
 from pagein.kv.disk import Policy
 from pagein.kv.disk.holding import MOST_CHECKPOINTS
+from pagein.kv.snapshots.answers import Miss
 from tests.kv.disk.build import (
     FULL,
     GROUPS,

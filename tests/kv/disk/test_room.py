@@ -8,8 +8,8 @@ from collections import namedtuple
 
 import pytest
 
-from pagein.kv.answers import Miss, Skipped
 from pagein.kv.disk import BlockStore, Found, Kept
+from pagein.kv.snapshots.answers import Miss, Skipped
 from tests.kv.disk.build import (
     FULL,
     GROUPS,
@@ -234,7 +234,7 @@ def test_repeated_rounds_do_not_grow(folder, clock):
 SCRIPT = """
 import sys
 from pathlib import Path
-from pagein.kv.answers import Skipped
+from pagein.kv.snapshots.answers import Skipped
 from pagein.kv.disk.room import Room
 from tests.kv.disk.build import *
 

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pagein.kv.answers import Miss
 from pagein.kv.disk import Kept, Kind, Policy
+from pagein.kv.snapshots.answers import Miss
 from tests.kv.disk.build import Clock, check_account, check_found, content, open_store, payload, text
 
 CAP = 3 * 1024**2

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from pagein.errors import BlockDamaged
-from pagein.kv.answers import Skipped
 from pagein.kv.disk import Found, Kept
+from pagein.kv.snapshots.answers import Skipped
 from pagein.memory.buffers import Buffer
 from tests.kv.disk.build import FULL, check_account, open_store, payload, save, text, words
 

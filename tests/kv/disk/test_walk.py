@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pagein.kv.answers import Miss, Skipped
 from pagein.kv.blocks import keys
 from pagein.kv.disk import Found, Kept, Policy
+from pagein.kv.snapshots.answers import Miss, Skipped
 from tests.kv.disk.build import FULL, GROUPS, check_found, open_store, payload, save, text, words
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from pagein.cli.tune_kv import yaml_lines
 from pagein.engines.writing.kv_options import read_kv
-from pagein.kv.tuning import Measured, tune
+from pagein.kv.trial.tuning import Measured, tune
 
 pytestmark = pytest.mark.torch
 GIB = 1024**3

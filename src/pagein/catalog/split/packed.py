@@ -1,6 +1,6 @@
 """Weights of linear layers in 8 or 4 bits, as a part's file has them: names, shapes and types. Pure.
 
-In place of ``X.weight`` [N, K] a file has ``X.weight_packed`` and ``X.weight_scales`` (`weights.packing`): I8 [N, K]
+In place of ``X.weight`` [N, K] a file has ``X.weight_packed`` and ``X.weight_scales`` (`weights.packed`): I8 [N, K]
 with BF16 [N], or U8 [N, K / 2] with BF16 [K / group, N, 2]. Kernels compute from them as they lie, with no question
 about their size: so a plan in which they do not fit each other is refused.
 """

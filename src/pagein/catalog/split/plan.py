@@ -120,7 +120,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """All of a split model; made by `reader` or `parts.writing`, which check it."""
+    """All of a split model; made by `reader` or `parts.splitting.writing`, which check it."""
 
     model: Model
     sources: Mapping[str, str]

@@ -11,7 +11,7 @@ import threading
 import torch
 from transformers import LogitsProcessor
 
-from pagein.weights.randomness import State, random_state, set_random_state
+from pagein.weights.streaming.randomness import State, random_state, set_random_state
 
 _TABLE = threading.Lock()
 """Held by the request that draws: from its logits until its token is chosen."""

@@ -21,11 +21,11 @@ from pagein.engines.writing.kv_options import KvOptions
 from pagein.engines.writing.turns import UNKEPT, Turn, Turns
 from pagein.errors import ContextTooLong, KvFull, StoreInUse
 from pagein.kv.blocks.keys import BLOCK
-from pagein.kv.cache.diagnosis import diagnose
 from pagein.kv.cache.geometry import Geometry
-from pagein.kv.cache.pool import KvPool
-from pagein.weights.caches import cache_name, cache_of
-from pagein.weights.lockstep import Lockstep
+from pagein.kv.tiers.diagnosis import diagnose
+from pagein.kv.tiers.pool import KvPool
+from pagein.weights.steps.caches import cache_name, cache_of
+from pagein.weights.steps.lockstep import Lockstep
 
 SAVE_BOUND = 2.0
 """Seconds that writing KV down may hold up a sleep or an end, as the daemon bounds it for the engines that it saves."""

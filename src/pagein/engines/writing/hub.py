@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import torch
 
 from pagein.engines.local.compute import Computed, hand_over
-from pagein.weights.lockstep import Lockstep, Seat
-from pagein.weights.randomness import random_state
+from pagein.weights.steps.lockstep import Lockstep, Seat
+from pagein.weights.streaming.randomness import random_state
 
 T = TypeVar("T")
 

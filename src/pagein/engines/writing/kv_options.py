@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from pagein.errors import ConfigError
-from pagein.kv.cache.settings import KvSettings
+from pagein.kv.tiers.settings import KvSettings
 from pagein.units import parse_bytes
 
 _BYTES = ("memory", "host")

@@ -15,7 +15,7 @@ from pagein.engines.local.writer import Deliver, Ending, Prompt, Reused, Whose
 from pagein.engines.writing.conversations import Conversations
 from pagein.engines.writing.ear import Ear
 from pagein.engines.writing.turns import Turn
-from pagein.kv.cache.answers import Source, Why
+from pagein.kv.tiers.answers import Source, Why
 
 
 class Request:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from pagein.engines.local.writer import Whose
 from pagein.errors import KvFull, PageinError
-from pagein.weights.lockstep import BETWEEN, Lockstep, Seat
+from pagein.weights.steps.lockstep import BETWEEN, Lockstep, Seat
 
 UNKEPT = "~unkept"
 """The tenant of turns of which nothing is kept: nothing is ever sealed for it, so nothing is ever found."""
@@ -24,7 +24,7 @@ CHUNK_AHEAD = 64
 
 
 class Pool(Protocol):
-    """What of `pagein.kv.cache.pool.KvPool` turns need."""
+    """What of `pagein.kv.tiers.pool.KvPool` turns need."""
 
     def open(self, name: str | None = None, tenant: str = "", *, expected: int = 0) -> Any:
         """Return the cache of a conversation, for so many tokens."""

@@ -11,7 +11,7 @@ import torch
 
 from pagein.engines.local.model import Floats
 from pagein.engines.writing.conversations import Conversations
-from pagein.weights.caches import cache_name, goes_in_chunks
+from pagein.weights.steps.caches import cache_name, goes_in_chunks
 
 Pooling = Literal["mean", "cls", "last"]
 

@@ -20,7 +20,7 @@ from pagein.engines.writing.tokens import Tokens
 from pagein.engines.writing.vectors import Body
 from pagein.errors import ContextLengthExceeded
 from pagein.protocol import Capability
-from pagein.weights.lockstep import Left, Seat
+from pagein.weights.steps.lockstep import Left, Seat
 
 AT_ONCE = 32
 """Texts of one request for vectors that share a pass over the weights."""

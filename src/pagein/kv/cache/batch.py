@@ -15,7 +15,7 @@ from pagein.kv.cache.geometry import blocks_of, kept_from
 from pagein.kv.cache.row import Row, reserve_all
 
 if TYPE_CHECKING:
-    from pagein.kv.cache.stretch import Stretch
+    from pagein.kv.tiers.stretch import Stretch
 
 
 class Placement:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pagein.kv.cache.geometry import Geometry
-from pagein.kv.cache.settings import KvSettings
-from pagein.kv.weights import WeightDigests
+from pagein.kv.snapshots.weights import WeightDigests
+from pagein.kv.tiers.settings import KvSettings
 
 _PROCESS = f"of this process {secrets.token_hex(16)}"
 """Stands for the weights of an adapter of which nobody gave the digest: another one may have its name tomorrow."""

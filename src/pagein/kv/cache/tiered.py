@@ -14,16 +14,16 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from pagein.errors import CacheMismatch
 from pagein.kv.blocks.keys import common_length
-from pagein.kv.cache.answers import Reuse, Source, Why
 from pagein.kv.cache.batch import Batch
 from pagein.kv.cache.device import DeviceTier
 from pagein.kv.cache.geometry import Geometry
 from pagein.kv.cache.layers import PagedLayer, SlidingPagedLayer
 from pagein.kv.cache.reading import PAGED, read_geometry, stock_layers
+from pagein.kv.tiers.answers import Reuse, Source, Why
 from pagein.units import parse_bytes
 
 if TYPE_CHECKING:
-    from pagein.kv.cache.pool import KvPool
+    from pagein.kv.tiers.pool import KvPool
 
 Tokens: TypeAlias = "torch.Tensor | Sequence[int]"
 
@@ -75,7 +75,7 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
         """
         self._own_pool: KvPool | None = None
         if pool is None and (disk is not None or host is not None):
-            from pagein.kv.cache.pool import KvPool  # it stands on this module
+            from pagein.kv.tiers.pool import KvPool  # it stands on this module
 
             pool = self._own_pool = KvPool(model, memory=memory, host=host, disk=disk, disk_cap=disk_cap)
         if pool is not None:

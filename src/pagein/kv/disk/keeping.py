@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pagein.errors import BlockDamaged, StateBroken
-from pagein.kv.answers import Skipped
 from pagein.kv.disk.answers import Ref
 from pagein.kv.disk.catalogue import NAME, Catalogue
 from pagein.kv.disk.changes import Changes
@@ -25,6 +24,7 @@ from pagein.kv.disk.prefix import Prefix
 from pagein.kv.disk.room import Room
 from pagein.kv.disk.segments import Slot
 from pagein.kv.disk.tree import Block, Holder, Node, Tree
+from pagein.kv.snapshots.answers import Skipped
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from pagein.kv.disk.prefix import TOKEN
 from pagein.kv.disk.tree import Node, Tree
-from pagein.kv.value import Candidate
+from pagein.kv.snapshots.value import Candidate
 
 
 def victims(

@@ -7,8 +7,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagein.kv.answers import Skipped
 from pagein.kv.disk.segments import Segments
+from pagein.kv.snapshots.answers import Skipped
 from pagein.units import format_bytes
 
 _DISK_BLOCK = 512

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Self
 
 from pagein.errors import BlockDamaged
-from pagein.kv.answers import Miss, MissKind, Skipped
 from pagein.kv.blocks.keys import BLOCK
 from pagein.kv.disk import holding, transfer, walk
 from pagein.kv.disk.answers import ConversationEntry, Forgotten, Found, Kept, Policy, Ref, Usage
@@ -36,7 +35,8 @@ from pagein.kv.disk.reading import Hold, NotWhatWasWritten, read, read_run, runs
 from pagein.kv.disk.room import Room
 from pagein.kv.disk.segments import Segments, Slot
 from pagein.kv.disk.tree import Block, Holder
-from pagein.kv.room import FLOOR
+from pagein.kv.snapshots.answers import Miss, MissKind, Skipped
+from pagein.kv.snapshots.room import FLOOR
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from pagein.kv.trial import load as loads
 from pagein.kv.trial.figures import Served, summarise
 from pagein.kv.trial.load import Load
 from pagein.kv.trial.memory import Peak
+from pagein.kv.trial.tuning import MOST_ACTIVE, RESERVE
 from pagein.kv.trial.ways import WAYS, Full, Limits, Way
-from pagein.kv.tuning import MOST_ACTIVE, RESERVE
 from pagein.units import parse_bytes
 
 _WARM = 32

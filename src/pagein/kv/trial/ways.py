@@ -12,9 +12,9 @@ import torch
 import transformers
 
 from pagein.errors import EngineMissing
-from pagein.kv.cache.pool import KvPool
 from pagein.kv.cache.reading import read_geometry
-from pagein.kv.cache.settings import KvSettings
+from pagein.kv.tiers.pool import KvPool
+from pagein.kv.tiers.settings import KvSettings
 from pagein.units import format_bytes
 
 

@@ -1,0 +1,1 @@
+"""Routed experts: read when a token is sent to them."""

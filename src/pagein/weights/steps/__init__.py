@@ -1,0 +1,1 @@
+"""Several forward passes in step, and several tokens a pass."""
