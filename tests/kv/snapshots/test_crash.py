@@ -17,7 +17,7 @@ from tests.kv.snapshots.crash import SIZE, check
 pytestmark = pytest.mark.scenarios
 
 SCRIPT = Path(__file__).parent / "crash.py"
-TOP = Path(__file__).parents[2]
+TOP = Path(__file__).parents[3]
 MOMENTS = 45
 
 
