@@ -149,7 +149,8 @@ def _same(outcome: Outcome) -> Iterator[Row]:
     ours = [one["said"] for key in keys for one in outcome.figures(key)]
     ours += [run.told["said"] for run in outcome.instances if run.told is not None]
     if expected and ours:
-        pairs = [(one, other) for said in ours for one, other in zip(said, expected[0], strict=True)]
+        # Those that share a memory answer the first requests only.
+        pairs = [(one, other) for said in ours for one, other in zip(said, expected[0], strict=False)]
         unlike = sum(one != other for one, other in pairs)
         yield row(f"answers of {len(pairs)} that are not those of a full load", "", unlike, at_most=0)
 
