@@ -41,7 +41,24 @@ def test_tiles_have_the_bits_of_the_whole_head(rows: int, dtype: Any) -> None:
                 tile.weight = torch.nn.Parameter(head.weight[start : start + tile.out_features], requires_grad=False)
             for positions in (1, 2, 7, 33):
                 hidden = torch.randn(1, positions, 96, dtype=dtype)
-                assert torch.equal(tiled(hidden), head(hidden))
+                assert _same_bits(tiled, head, hidden)
+
+
+def _same_bits(tiled: Any, head: Any, hidden: Any) -> bool:
+    """Whether both have the same bits; with one thread where those of the head alone depend on their number.
+
+    On Intel processors MKL divides the rows of a product with one position among threads, and computes the few rows at
+    such a border otherwise: 1,013 rows in two threads and in one differ in four of them.
+    """
+    if torch.equal(tiled(hidden), whole := head(hidden)):
+        return True
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        alone = head(hidden)
+        return not torch.equal(alone, whole) and torch.equal(tiled(hidden), alone)
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("kind", ["llama", "llama-tied"])
