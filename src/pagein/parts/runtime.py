@@ -296,9 +296,8 @@ class Parts:
             make_adaptable(self.model, adapted_modules(plan), self.owner)
             for name, group in known.items():
                 group.part = plan.parts.get(name, group.part)
-            known.update(
-                {name: one for name, one in fresh.items() if name not in known}
-            )  # another may have been faster
+            # Another refresh may have been faster: what it brought in stays.
+            known.update({name: one for name, one in fresh.items() if name not in known})
             set_rivals(known.values(), self.seats)
             self._reader.plan, self._digest = plan, plan.digest
             if not self.has_limit:
