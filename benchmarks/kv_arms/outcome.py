@@ -118,6 +118,7 @@ def _throughput(outcome: Outcome) -> Iterator[Row]:
         )
     theirs = outcome.returning("stock ample", key)
     yield _beside(outcome, what, "tokens/s", ours, theirs, STOCK)
+    yield from _first_token(outcome, "tiered", "recompute", f"a returning turn in {limit}")
     if outcome.failure("offloaded"):
         yield Row(
             what, "tokens/s", _short(ours), None, f"transformers' offloaded cache: {outcome.failure('offloaded')}"
@@ -137,6 +138,16 @@ def _long(outcome: Outcome) -> Iterator[Row]:
     theirs = outcome.returning("long recompute", key)
     yield _beside(outcome, what, "tokens/s", ours, theirs, name, at_least=RECOMPUTE_TIMES)
     yield _beside(outcome, what, "tokens/s", ours, outcome.returning("long ample", key), STOCK)
+    yield from _first_token(
+        outcome, "long tiered", "long recompute", f"a returning turn behind {told.document:,} tokens"
+    )
+
+
+def _first_token(outcome: Outcome, case: str, peer: str, what: str) -> Iterator[Row]:
+    """What of a turn the tiers can spare: from then on both decode alike."""
+    ours, theirs = (outcome.returning(one, "first", "p50") for one in (case, peer))
+    name = _named(outcome, peer, "computed from the history")
+    yield _beside(outcome, f"{what}: until the first token, p50", "s", ours, theirs, name)
 
 
 def _latency(outcome: Outcome) -> Iterator[Row]:

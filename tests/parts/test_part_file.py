@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 import threading
@@ -9,7 +11,7 @@ import threading
 import pytest
 
 from pagein.errors import PartRefused
-from pagein.parts.files import part_file
+from pagein.parts.files import part_file, reading
 from pagein.parts.files.audit import LOADED
 from pagein.parts.files.part_file import Limits
 from pagein.parts.files.proven import Proven
@@ -64,6 +66,67 @@ def test_large_files_come_in_pieces(bench, tmp_path):
     bench.read("tag", "backbone").close()
     assert len(sizes) > 20
     assert max(sizes) <= CHUNK
+
+
+def big_file(tmp_path, monkeypatch):
+    """A part of many chunks, which several threads read."""
+    monkeypatch.setattr(reading, "CHUNK", 4096)
+    return Bench(tmp_path, split(tmp_path))
+
+
+def test_chunks_that_land_in_any_order_are_hashed_in_theirs(tmp_path, monkeypatch):
+    """Several threads read; the first chunk comes last, and the bytes are what the plan says."""
+    bench = big_file(tmp_path, monkeypatch)
+    whole = bench.file("backbone").stat().st_size
+    assert whole > 4 * 4096
+    came, others = [], threading.Event()
+
+    def first_last(descriptor, into, offset):
+        if offset == 0:
+            assert others.wait(30)
+        got = read_from_file(descriptor, into, offset)
+        came.append(offset)
+        if len(came) == -(-whole // 4096) - 1:
+            others.set()
+        return got
+
+    bench.options["read"] = first_last
+    loaded = bench.read("tag", "backbone")
+    assert came[-1] == 0
+    assert bytes(loaded.view("embed.weight")) == fill("embed.weight", loaded.tensors["embed.weight"].nbytes)
+    loaded.close()
+
+
+def test_one_failing_chunk_ends_the_reading(tmp_path, monkeypatch):
+    """An error far inside is told with its byte, once every thread has left the buffer."""
+    bench = big_file(tmp_path, monkeypatch)
+
+    def broken(descriptor, into, offset):
+        if offset >= 8192:
+            raise OSError(5, "Input/output error")
+        return read_from_file(descriptor, into, offset)
+
+    bench.options["read"] = broken
+    with pytest.raises(PartRefused, match=r"cannot be read at byte (8192|12288|16384|20480): Input/output error"):
+        bench.read("tag", "backbone")
+    assert bench.room.held == 0
+
+
+def test_file_systems_without_direct_reads_are_read_all_the_same(bench, monkeypatch):
+    """Where the flag is taken and the read refused, the page cache serves."""
+    real, refused = os.preadv, []
+
+    def strict(descriptor, buffers, offset, *flags):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(offset)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(descriptor, buffers, offset, *flags)
+
+    monkeypatch.setattr(os, "preadv", strict)
+    bench.read("tag", "backbone").close()
+    monkeypatch.undo()
+    if not refused:
+        pytest.skip("this file system has no direct reads")
 
 
 class Clock:

@@ -155,12 +155,13 @@ def _title(load: str, wishes: KvWishes) -> str:
 def _table(runs: dict[str, dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bright_black")
     table.add_column("", style="bold", no_wrap=True)
-    for head in ("FAILED", "P50", "P95", "P99", "TOKENS/S", "COMPUTED", "ADDED MEMORY", "KV BUDGET"):
+    for head in ("FAILED", "1ST TOKEN", "P50", "P95", "P99", "TOKENS/S", "COMPUTED", "ADDED MEMORY", "KV BUDGET"):
         table.add_column(head, justify="right", no_wrap=True)
     for name, run in runs.items():
         figures, memory = run["all"], run["memory"]
         failed = Text(f"{figures['failures']} of {figures['turns']}", "red" if figures["failures"] else "")
-        seconds = [format_duration(figures["latency"][key]) for key in ("p50", "p95", "p99")]
+        seconds = [format_duration(figures["first"]["p50"])]
+        seconds += [format_duration(figures["latency"][key]) for key in ("p50", "p95", "p99")]
         added = memory.get("device_peak_bytes")
         added = memory["added_bytes"] if added is None else added - memory["device_base_bytes"]
         speed = figures["tokens_per_second"]

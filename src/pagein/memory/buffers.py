@@ -37,6 +37,13 @@ class Buffer:
         assert self._view is not None, "the buffer is closed"
         return self._view
 
+    @property
+    def pages(self) -> memoryview:
+        """The bytes up to the end of the last page, for reads that come in whole pages; not after `close`."""
+        assert self._view is not None, "the buffer is closed"
+        length = -(-self.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        return memoryview(self._map)[self._begin : self._begin + length]
+
     def give_back(self, offset: int, nbytes: int) -> None:
         """Give whole pages back; they read as 0 from then on, and take memory again once they are written."""
         assert self._view is not None, "the buffer is closed"

@@ -59,8 +59,9 @@ def parameters_on_meta() -> Iterator[None]:
     def take(module: nn.Module, name: str, parameter: Any) -> Any:
         if parameter is None or parameter.is_meta or threading.get_ident() != thread:
             return None
-        empty = torch.empty_like(parameter, device="meta")
-        return nn.Parameter(empty, requires_grad=parameter.requires_grad)
+        empty: Any = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
+        empty._is_hf_initialized = True  # transformers' own mark: it would make up values for each, for nothing
+        return empty
 
     handle = register_module_parameter_registration_hook(take)
     try:

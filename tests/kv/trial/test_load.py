@@ -70,6 +70,14 @@ def test_returning_turns_can_be_told_apart():
     assert (found["turns"], found["seconds"], found["tokens_per_second"]) == (1, 1.0, 4.0)
 
 
+def test_the_first_token_is_told_where_a_way_tells_it():
+    """What of a turn tiers can spare; a way that does not tell leaves no sample."""
+    told = Served(0, 1, 3.0, 3.0, computed=10, answered=4, first=0.5)
+    found = summarise([told, served(1, 1.0)])
+    assert (found["first"]["p50"], found["service"]["p99"]) == (0.5, 3.0)
+    assert summarise([served(1, 1.0)])["first"]["p50"] is None
+
+
 def test_nothing_served_has_no_speed():
     """Unknown is None."""
     assert summarise([])["tokens_per_second"] is None

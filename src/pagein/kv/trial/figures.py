@@ -25,6 +25,8 @@ class Served:
     answered: int
     """Tokens that were generated."""
     failure: str | None = None
+    first: float | None = None
+    """From the begin of its own work to its first token; None where the way does not tell."""
 
 
 def percentile(samples: Sequence[float], percent: float) -> float | None:
@@ -39,8 +41,8 @@ def percentile(samples: Sequence[float], percent: float) -> float | None:
 def summarise(served: Sequence[Served], *, first_turn: int = 0) -> dict[str, Any]:
     """Return the figures of the turns from one on: counts, tokens per second, seconds by percentile.
 
-    ``tokens_per_second`` counts generated tokens over the time that all served turns took together; ``latency`` and
-    ``service`` are of turns that were answered. None where nothing was.
+    ``tokens_per_second`` counts generated tokens over the time that all served turns took together; ``latency``,
+    ``service`` and ``first`` are of turns that were answered. None where nothing was.
     """
     chosen = [one for one in served if one.turn >= first_turn]
     done = [one for one in chosen if one.failure is None]
@@ -56,6 +58,7 @@ def summarise(served: Sequence[Served], *, first_turn: int = 0) -> dict[str, Any
         "tokens_per_second": sum(one.answered for one in done) / seconds if seconds else None,
         "latency": _spread([one.latency for one in done]),
         "service": _spread([one.service for one in done]),
+        "first": _spread([one.first for one in done if one.first is not None]),
     }
 
 

@@ -63,15 +63,16 @@ def serve(
             on_first()
             last = dict.fromkeys(last, perf_counter())  # all documents are read: from here on everybody waits
         tokens = histories.get(user, []) + load.ask(user, turn, vocabulary)
-        start, failure, computed, answered = perf_counter(), None, 0, 0
+        start, failure, computed, answered, first = perf_counter(), None, 0, 0, None
         try:
             answer = way.turn(user, tokens, load.answer)
             histories[user], computed = answer.tokens, answer.computed
             answered = len(answer.tokens) - len(tokens)
+            first = None if answer.first_at is None else answer.first_at - start
         except (Full, KvFull, MemoryError, torch.OutOfMemoryError) as error:
             failure, histories[user] = str(error).splitlines()[0], tokens
         end = perf_counter()
-        served.append(Served(user, turn, end - start, end - last[user], computed, answered, failure))
+        served.append(Served(user, turn, end - start, end - last[user], computed, answered, failure, first))
         last[user] = end
         if turn == load.turns - 1:
             way.finish(user)

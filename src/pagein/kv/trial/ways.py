@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +31,8 @@ class Answer:
     """The whole conversation now."""
     computed: int
     """Tokens of the prompt that were not reused."""
+    first_at: float | None = None
+    """The clock (`perf_counter`) when the first token of the answer was there."""
 
 
 class Way(Protocol):
@@ -62,7 +65,24 @@ class Limits:
     disk_cap: int = 10 * 1024**3
 
 
-def generate(model: Any, tokens: list[int], new: int, cache: Any) -> list[int]:
+class FirstToken:
+    """What `generate` tells of each step: keeps when the first token came."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+        self._prompted = False
+
+    def put(self, value: torch.Tensor) -> None:
+        """Take the prompt, and then each token."""
+        if self._prompted and self.at is None:
+            self.at = perf_counter()
+        self._prompted = True
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+def generate(model: Any, tokens: list[int], new: int, cache: Any, streamer: FirstToken | None = None) -> list[int]:
     """Return the prompt and exactly so many greedy tokens more, of the decoder where there is an encoder."""
     ids = torch.tensor([tokens], device=model.device)
     with torch.inference_mode():
@@ -74,6 +94,7 @@ def generate(model: Any, tokens: list[int], new: int, cache: Any) -> list[int]:
             min_new_tokens=new,
             do_sample=False,
             pad_token_id=0,
+            streamer=streamer,
         )
     answer = made[0, 1:] if model.config.is_encoder_decoder else made[0, len(tokens) :]
     return [*tokens, *(int(token) for token in answer)]
@@ -92,17 +113,18 @@ class Stock:
 
     def turn(self, user: int, tokens: list[int], new: int) -> Answer:
         """Go on in the conversation's cache, or in a new one."""
+        first = FirstToken()
         if self._model.config.is_encoder_decoder:  # what a decoder keeps depends on the whole input: of no further use
-            return Answer(generate(self._model, tokens, new, None), len(tokens))
+            return Answer(generate(self._model, tokens, new, None, first), len(tokens), first.at)
         self._make_room(user, len(tokens) + new)
         cache = self._caches.pop(user, None)
         if cache is None:
             cache = transformers.DynamicCache(config=self._model.config, offloading=self.offloading)
         known = cache.get_seq_length()
-        made = generate(self._model, tokens, new, cache)
+        made = generate(self._model, tokens, new, cache, first)
         self._caches[user] = cache
         self._most = max(self._most, self._kept())
-        return Answer(made, len(tokens) - known)
+        return Answer(made, len(tokens) - known, first.at)
 
     def finish(self, user: int) -> None:
         """Drop its cache."""
@@ -172,7 +194,8 @@ class Recompute:
 
     def turn(self, user: int, tokens: list[int], new: int) -> Answer:
         """Compute everything."""
-        return Answer(generate(self._model, tokens, new, None), len(tokens))
+        first = FirstToken()
+        return Answer(generate(self._model, tokens, new, None, first), len(tokens), first.at)
 
     def finish(self, user: int) -> None:
         """Nothing is kept."""
@@ -206,14 +229,14 @@ class Tiered:
 
     def turn(self, user: int, tokens: list[int], new: int) -> Answer:
         """Go on with what the tiers have of the conversation."""
-        cache = self._caches.get(user)
+        cache, first = self._caches.get(user), FirstToken()
         if cache is None:
             cache = self._caches[user] = self.pool.open(f"user-{user}")
         with cache.turn(tokens) as turn:
             both = cache.with_cross_attention() if self._model.config.is_encoder_decoder else cache
-            made = generate(self._model, tokens, new, both)
+            made = generate(self._model, tokens, new, both, first)
             turn.end(made)
-        return Answer(made, len(tokens) - turn.reuse.tokens)
+        return Answer(made, len(tokens) - turn.reuse.tokens, first.at)
 
     def recall(self, histories: Sequence[tuple[int, list[int]]]) -> None:
         """Compute all of them: each has its place in a tier."""

@@ -14,6 +14,7 @@ Pickles (``.bin``, ``.pt``) have no way in, under any name. There is no other lo
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -136,6 +137,7 @@ class PartReader:
         self.plan = plan
         self.bytes_read = 0
         """By all readings so far: a sign of life of one that takes long."""
+        self._counting = threading.Lock()
         self._root, self._limits, self._audit = root, limits or Limits(), audit
         self._proven, self._clock, self._read = proven, clock, read
 
@@ -209,9 +211,10 @@ class PartReader:
         fast = self._proven.digest_of(entry.sha256, stamp_of(status)) if self._proven is not None else None
         full: Hash | None = hashlib.sha256() if fast is None else None
         quick: Hash | None = self._proven.new_hash() if self._proven is not None else None
-        reading = Reading(descriptor, buffer, self._read_on, self._clock, give_back, quick)
+        reading = Reading(descriptor, buffer, self._read_on, self._clock, give_back)
+        hashes = [one for one in (full, quick) if one is not None]
         try:
-            after = reading.run(entry.file, self._limits.seconds(entry.nbytes), full)
+            after = reading.run(entry.file, self._limits.seconds(entry.nbytes), *hashes)
         finally:
             attempt.nbytes = reading.got
         try:
@@ -233,7 +236,8 @@ class PartReader:
 
     def _read_on(self, descriptor: int, into: memoryview, offset: int) -> int:
         count = self._read(descriptor, into, offset)
-        self.bytes_read += count
+        with self._counting:
+            self.bytes_read += count
         return count
 
     def _prove(
