@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return KvPool
     if name == "load_parts":
-        from pagein.parts.runtime import load_parts
+        from pagein.parts.opening import load_parts
 
         return load_parts
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,7 @@ import pytest
 
 from pagein.config.schema import Settings
 from pagein.daemon import keeper as module
+from pagein.daemon import restoring
 from pagein.daemon.keeper import Keeper
 from pagein.errors import SlotBusy, SlotFault, SlotLost, SlotRefused
 from pagein.gateway.ports import Prepared
@@ -331,7 +332,7 @@ async def test_what_is_not_kept_passes(world, model, path, body):
 
 async def test_a_slow_engine_holds_nobody_up_for_ever(world, monkeypatch):
     """A restore that is not done within its bound is a miss."""
-    monkeypatch.setattr(module, "RESTORE_BOUND", 0.05)
+    monkeypatch.setattr(restoring, "RESTORE_BOUND", 0.05)
     await world.turn(TALK, "I see.")
     await world.evict()
     world.engine.faults["restore"] = SlotBusy("not done within 50 ms")

@@ -156,7 +156,7 @@ async def test_a_snapshot_that_was_restored_is_erased_with_its_conversation(worl
     await world.turn(TALK, "I see.", turn_of("a"))
     await world.evict()
     live = world.keeper._live["m"]
-    await world.keeper._bring_back(live, 0, world.keeper.entries()[0])
+    await world.keeper._restoring._bring_back(live, 0, world.keeper.entries()[0])
     assert world.engine.cells[0]
     await deleting(world, "a")
     assert world.engine.cells[0] == []

@@ -57,8 +57,8 @@ async def test_every_metric_is_listed(serve: Serve) -> None:
 
 def test_every_kind_of_miss_is_listed() -> None:
     """What a header names as the kind of a miss has a row that explains it."""
-    keeper = (Path(__file__).parents[2] / "src" / "pagein" / "daemon" / "keeper.py").read_text(encoding="utf-8")
-    own = re.findall(r'_missed\([^\n]*?"([a-z]+)"', keeper)
+    text = (Path(__file__).parents[2] / "src" / "pagein" / "daemon" / "restoring.py").read_text(encoding="utf-8")
+    own = re.findall(r'_missed\([^\n]*?"([a-z]+)"', text)
     assert {"slower", "busy", "unready", "failed"} <= set(own)
     for kind in {*own, *MissKind, "media", "unwanted", "unused"}:
         assert f"\n| `{kind}` |" in PAGE, kind

@@ -16,7 +16,7 @@ from pagein.catalog.split.plan import PLAN_NAME, Role
 from pagein.catalog.split.root import PartsRoot, read_plan
 from pagein.errors import BadModelFile, BadUsage, DiskFull, ModelUnsuited, SplitBroken
 from pagein.parts.files.check import check_split
-from pagein.parts.runtime import load_parts
+from pagein.parts.opening import load_parts
 from pagein.parts.splitting import apply as apply_module
 from pagein.parts.splitting.analyse import analyse, main
 from pagein.parts.splitting.analysis import Analysis, read_analysis, write_analysis

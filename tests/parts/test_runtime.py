@@ -15,9 +15,9 @@ pytest.importorskip("transformers")
 import pagein
 from pagein.catalog.split.plan import Role
 from pagein.errors import BadModelFile, ModelUnsuited, PartTooLarge, PlanRefused
-from pagein.parts import runtime
+from pagein.parts import renewal
 from pagein.parts.building import parameters_on_meta
-from pagein.parts.runtime import load_parts
+from pagein.parts.opening import load_parts
 from pagein.parts.splitting.making import Conversion, PartMaking
 from tests.parts.served import HEADS, PARTS, Net, add_part, ids, llama, net, source, split_llama, split_net
 
@@ -154,15 +154,15 @@ def test_two_refreshes_at_once(tmp_path, load, monkeypatch):
     split_net(tmp_path, net())
     model = load(tmp_path, build=Net)
     add_part(tmp_path, "m", {"m/tag.weight": source(torch.ones(5, 16))})
-    ordinary = runtime.check_together
+    ordinary = renewal.check_together
 
     def slow(plan, forms):
-        monkeypatch.setattr(runtime, "check_together", ordinary)
+        monkeypatch.setattr(renewal, "check_together", ordinary)
         model.pagein.refresh()
         model.pagein.load("m")
         ordinary(plan, forms)
 
-    monkeypatch.setattr(runtime, "check_together", slow)
+    monkeypatch.setattr(renewal, "check_together", slow)
     model.pagein.refresh()
     states = {one.part: one.state for one in model.pagein.report().parts}
     assert states["m"] == "hot"

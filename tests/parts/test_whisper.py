@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pagein.parts.runtime import load_parts
+from pagein.parts.opening import load_parts
 from pagein.parts.splitting.analyse import analyse
 from pagein.parts.splitting.apply import apply
 from tests.parts.models import mapping, quiet

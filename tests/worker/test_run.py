@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -46,10 +47,11 @@ class Good(Engine):
 
 
 @pytest.fixture(autouse=True)
-def _own_signals():
+def _own_process():
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
+    gc.unfreeze()
 
 
 def live(monkeypatch, engine):
@@ -84,6 +86,40 @@ def test_any_error_of_a_load_is_reported_and_the_engine_stopped(monkeypatch, err
 
     assert live(monkeypatch, Bad) == (1, [Failed("t", message, code, None)])
     assert Bad.stops == 1
+
+
+def test_garbage_is_searched_for_among_what_came_after_the_start(monkeypatch):
+    """Not while an engine is imported, and never again through what its start made: that would stop every answer."""
+    seen = []
+
+    def find(name):
+        seen.append(("import", gc.isenabled()))
+        return Looking
+
+    class Looking(Good):
+        def start(self):
+            seen.append(("start", gc.isenabled()))
+            self.kept = [[] for _ in range(1000)]
+            return super().start()
+
+        def wait(self):
+            seen.append(("kept", any(one is self.kept[0] for one in gc.get_objects())))
+            return "enough"
+
+    monkeypatch.setattr(module, "find_engine", find)
+    assert run(SPEC, Control()) == 1
+    assert seen == [("import", False), ("start", True), ("kept", False)]
+
+
+def test_an_engine_that_cannot_be_imported_leaves_the_search_on(monkeypatch):
+    """Whatever ends the import."""
+
+    def find(name):
+        raise LoadFailed("no such library")
+
+    monkeypatch.setattr(module, "find_engine", find)
+    assert run(SPEC, Control()) == 1
+    assert gc.isenabled()
 
 
 def test_an_engine_that_ends_by_itself_is_reported(monkeypatch):

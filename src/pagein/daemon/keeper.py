@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import shutil
-import time
 from collections.abc import Collection, Coroutine, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +19,28 @@ from pagein.catalog.model import ModelEntry
 from pagein.config.schema import Settings
 from pagein.daemon.block_worker import headers_of, keeps_blocks
 from pagein.daemon.blocks import BlockStores
-from pagein.daemon.kept import Counters, Live, fingerprint_of, is_tenant_of, with_slot
-from pagein.daemon.saving import LEAST_TOKENS, Saving
-from pagein.errors import ConfigError, PageinError
+from pagein.daemon.kept import Counters, Live, fingerprint_of, is_tenant_of
+from pagein.daemon.restoring import Restoring
+from pagein.daemon.saving import SAVE_BOUND, Saving
+from pagein.errors import ConfigError
 from pagein.gateway.ports import Prepared
-from pagein.gateway.splice import without
 from pagein.history import Gone, TurnOf
-from pagein.kv.snapshots.answers import Entry, Fetched, Match, Miss, MissKind
-from pagein.kv.snapshots.header import digest_tokens, pack_tokens
-from pagein.kv.snapshots.llama_file import read_slot_file
+from pagein.kv.snapshots.answers import Entry
 from pagein.kv.snapshots.paces import Paces
 from pagein.kv.snapshots.reuse import Counted
 from pagein.kv.snapshots.store import Store
 from pagein.kv.snapshots.weights import Cancelled, WeightDigests
 from pagein.protocol import PATHS, Capability, Ready
 from pagein.sessions.llama_slots import WAY, LlamaSlots
-from pagein.sessions.slot_table import Route, SlotTable
+from pagein.sessions.slot_table import SlotTable
 from pagein.sessions.tenant import tenant_of
-from pagein.units import format_bytes, format_duration
 
 _log = logging.getLogger("pagein.state")
 
-SAVE_BOUND = 2.0
-"""Seconds that saving may hold up a model that leaves; what takes longer is left to the history."""
 SAVE_AFTER = 1.0
 """Seconds after an answer until its conversation is saved, if nothing else came meanwhile."""
 GC_EVERY = 6 * 3600.0
 """Seconds between two looks at what has not been used for too long."""
-RESTORE_BOUND = 30.0
-"""Longest restore."""
-DIGEST_WAIT = 2.0
-"""Longest that a request waits for the digest of its model's weights, which mostly was made while they loaded."""
 KEPT_ENGINE = "llama_cpp"
 KEPT_PATHS = {PATHS[Capability.CHAT], PATHS[Capability.COMPLETION]}
 
@@ -71,6 +59,7 @@ class Keeper:
         self.counters: dict[str, Counters] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.saving = Saving(store, self._staging, self._paces, self._live, self._counters, self._spawn)
+        self._restoring = Restoring(store, tenant, self.saving, self._counters)
         self.blocks = BlockStores(folder / "blocks", store, self._counters, self.saving.was_deleted, self._spawn)
         self._closed = False
 
@@ -210,120 +199,7 @@ class Keeper:
             return Prepared(body, headers=headers_of(self._tenant, turn), turn=turn)
         if live is None or path not in KEPT_PATHS:
             return Prepared(body)
-        try:
-            fields = json.loads(body)
-            if not isinstance(fields, Mapping):
-                return Prepared(body)
-            if "id_slot" in fields:  # which slot it gets is not the client's to say
-                body = without(body, ("id_slot",))
-            async with live.turn:
-                return await self._prepare(live, path, body, fields, turn)
-        except PageinError as error:
-            return self._missed(model, body, error.message, "failed")
-        except (OSError, ValueError) as error:
-            return self._missed(model, body, str(error), "failed")
-
-    async def _prepare(
-        self, live: Live, path: str, body: bytes, fields: Mapping[str, object], turn: TurnOf | None
-    ) -> Prepared:
-        wanted = fields.get("cache_prompt") is not False
-        tokens = await live.slots.tokens_of(path, fields) if wanted else None
-        if tokens is None:
-            await self._let_go(live)
-            why = "its prompt is no list of tokens" if wanted else "it says `cache_prompt: false`"
-            return self._missed(live.model, body, why, "media" if wanted else "unwanted")
-        busy = {slot.id for slot in await live.slots.look() if slot.busy}
-        # the engine may still be at a request whose client left: it will take this one behind it
-        route = live.table.route(tokens, self._tenant, busy | live.in_flight) or live.table.route(
-            tokens, self._tenant, live.in_flight
-        )
-        if route is None:
-            return self._missed(live.model, body, "every slot is in use", "busy")
-        live.in_flight.add(route.slot)
-        try:
-            if route.displaced is not None or route.common < route.likely:
-                await self.saving.slot(live, route.slot, SAVE_BOUND)
-                route = live.table.route_to(route.slot, tokens, self._tenant)  # the save told what is really there
-            if route.foreign:
-                await live.slots.erase(route.slot)
-            prepared = await self._restore(live, route, tokens, body)
-        except BaseException:
-            live.in_flight.discard(route.slot)
-            raise
-        sure = 0 if live.whole_only else max(route.common, prepared.restored)
-        live.table.begins(route.slot, tokens, self._tenant, turn, sure)
-        return replace(prepared, worker=live.number)
-
-    async def _let_go(self, live: Live) -> None:
-        """A request comes whose slot the engine chooses: save what it may take, and rely on nothing that was there."""
-        for slot in range(live.facts.slots):
-            if slot not in live.in_flight:
-                await self.saving.slot(live, slot, SAVE_BOUND)
-                held = live.table.held(slot)
-                if held is not None and held.tenant != self._tenant:
-                    await live.slots.erase(slot)
-                live.table.emptied(slot)
-
-    async def _restore(self, live: Live, route: Route, tokens: list[int], body: bytes) -> Prepared:
-        model, pace = live.model, live.pace
-        if live.facts.slots > 1:
-            body = with_slot(body, route.slot)
-        if not live.identified.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(live.identified.wait(), DIGEST_WAIT)
-        if route.common < LEAST_TOKENS:
-            await self.saving.written(model, SAVE_BOUND)  # what its last worker saved just before it left
-        if live.fingerprint is None:
-            return self._missed(model, body, "the weights are not digested yet", "unready", route.slot, tokens)
-        at_least = max(LEAST_TOKENS, route.common + 1)
-        match = await asyncio.to_thread(self.store.longest_match, live.fingerprint, tokens, at_least=at_least)
-        if not isinstance(match, Match):
-            if route.common >= LEAST_TOKENS:
-                there = f"{route.common} of {len(tokens)} tokens are still there"
-                return Prepared(body, route.slot, tokens, reason=there)
-            return self._missed(model, body, match.reason, match.kind.value, route.slot, tokens)
-        size = match.snapshot.header.payload_bytes
-        verdict = pace.can_restore(match.common_tokens - route.common, size)
-        pace.decided(verdict)
-        if not verdict.pays:
-            return self._missed(model, body, verdict.reason, "slower", route.slot, tokens)
-        began = time.monotonic()
-        lost = await self._bring_back(live, route.slot, match.snapshot)
-        if lost is not None:
-            return self._missed(model, body, lost.reason, lost.kind, route.slot, tokens)
-        seconds = time.monotonic() - began
-        pace.restored(size, seconds)
-        told = f"restored {match.common_tokens} of {len(tokens)} tokens ({format_bytes(size)})"
-        reason = f"{told} in {format_duration(seconds)}"
-        return Prepared(body, route.slot, tokens, match.common_tokens, seconds, reason)
-
-    async def _bring_back(self, live: Live, slot: int, entry: Entry) -> Miss | None:
-        """Let the engine read a snapshot that was verified; returns why it did not."""
-        file = live.slots.new_file()
-        try:
-            fetched = await asyncio.to_thread(self.store.fetch, entry, file)
-            if not isinstance(fetched, Fetched):
-                return fetched
-            saved = (await asyncio.to_thread(read_slot_file, file)).tokens
-            if digest_tokens(pack_tokens(saved)) != entry.header.tokens_digest:
-                return Miss(MissKind.DAMAGED, "the snapshot holds other tokens than it says")
-            live.table.emptied(slot)  # what it had is lost, whatever comes of this
-            await live.slots.restore(slot, file, saved, RESTORE_BOUND)
-            named = entry.header.conversation
-            turn = TurnOf(named, time.monotonic()) if named is not None else None
-            live.table.restored(slot, saved, self._tenant, turn)
-        except PageinError as error:
-            return Miss(MissKind.FAILED, error.message)
-        finally:
-            file.unlink(missing_ok=True)
-        return None
-
-    def _missed(
-        self, model: str, body: bytes, why: str, kind: str, slot: int | None = None, tokens: list[int] | None = None
-    ) -> Prepared:
-        misses = self._counters(model).misses
-        misses[kind] = misses.get(kind, 0) + 1
-        return Prepared(body, slot, tokens, miss=why, kind=kind)
+        return await self._restoring.prepare(live, path, body, turn)
 
     # ── after a request ─────────────────────────────────────────────────────────────────────────
 

@@ -24,6 +24,8 @@ from pagein.kv.snapshots.store import Store
 
 _log = logging.getLogger("pagein.state")
 
+SAVE_BOUND = 2.0
+"""Seconds that saving may hold up a model that leaves; what takes longer is left to the history."""
 LEAST_TOKENS = 32
 """Tokens below which nothing is saved or restored: a call takes longer than computing them."""
 MOST_FORGOTTEN = 10_000

@@ -29,8 +29,8 @@ from pagein.engines.torch_device import device_of, pool_of
 from pagein.errors import ConfigError, LoadFailed, PartsBusy, PartsThrash, PartTooLarge
 from pagein.parts.files.audit import AuditLine
 from pagein.parts.files.signing import Trust
+from pagein.parts.opening import load_parts
 from pagein.parts.rollout import Level, Rollout
-from pagein.parts.runtime import load_parts
 from pagein.protocol import WorkerSpec
 from pagein.units import format_bytes
 from pagein.weights.auto import CONTEXT

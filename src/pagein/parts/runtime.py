@@ -1,4 +1,4 @@
-"""`load_parts(path)`: an ordinary model whose tasks' weights come when a call needs them, and leave when idle."""
+"""What ``model.pagein`` is: calls under a lease, parts by hand, and how they are. `opening` makes it."""
 
 from __future__ import annotations
 
@@ -6,35 +6,31 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pagein.catalog.split.plan import STORED, SplitPlan
-from pagein.catalog.split.precision import Precisions, check_together, choose, extend
-from pagein.catalog.split.root import PartsRoot, read_plan
-from pagein.errors import ModelUnsuited, PartRefused, PartsBusy, TaskUnclear
+from pagein.catalog.split.precision import Precisions
+from pagein.catalog.split.root import PartsRoot
+from pagein.errors import ModelUnsuited, TaskUnclear
 from pagein.parts.adapters import ACTIVE, Adapter, Owner, Selection
 from pagein.parts.adapting import make_adaptable
-from pagein.parts.building import Build, build_on_meta
 from pagein.parts.deferring import DeferringLock
 from pagein.parts.events import PartEventKind, PartEvents
 from pagein.parts.face import give_face
 from pagein.parts.files.audit import Audit, no_audit
-from pagein.parts.files.check import verify
-from pagein.parts.files.part_file import Limits, PartReader
-from pagein.parts.files.proven import Proven
-from pagein.parts.files.signing import Trust
+from pagein.parts.files.part_file import PartReader
 from pagein.parts.groups import Group, groups_of, set_rivals
-from pagein.parts.guard import Guard, GuardRules
+from pagein.parts.guard import Guard
 from pagein.parts.lease import Lease, Stream, in_force
 from pagein.parts.levels import set_level
 from pagein.parts.line import Wanted, is_wanted
 from pagein.parts.order import order_on
 from pagein.parts.packed_layers import pack_layers
-from pagein.parts.plan_facts import adapted_modules, chain_of, kind_of_device, room_for_all
+from pagein.parts.plan_facts import adapted_modules, chain_of
 from pagein.parts.publish import Cast, Seats
+from pagein.parts.renewal import refresh, replace
 from pagein.parts.report import PartsReport, report_of
 from pagein.parts.residency import Residency
 from pagein.parts.rollout import Level
@@ -43,63 +39,6 @@ from pagein.parts.sweeper import Sweeper
 from pagein.parts.tripwire import lay_tripwires
 from pagein.parts.whole import Still, cast_all
 from pagein.units import parse_bytes
-
-
-def load_parts(
-    path: str | Path,
-    memory: str | int | None = None,
-    *,
-    device: str = "cpu",
-    level: str | Level = Level.AUTO,
-    precision: Precisions = STORED,
-    trust: str | Path | None = None,
-    build: Build | None = None,
-    wait: float = 30.0,
-    rules: GuardRules | None = None,
-    limits: Limits | None = None,
-    audit: Audit = no_audit,
-    sweep_seconds: float | None = 5.0,
-) -> Any:
-    """Return the model of a split folder: transformers' own class (or what ``build`` makes), in eval mode.
-
-    ``model(..., task=…)`` and ``model.generate(..., task=…)`` bring in what the task needs; ``with model.lease(task):``
-    keeps it for longer. Without ``task`` a call inside a lease, or of a model with one task, works as ever.
-
-    ``memory`` (bytes, or text like "4GiB"; default: all parts fit) is for the weights of all parts together.
-    ``precision``: one for all parts that have it, one by part, or "auto" (`catalog.split.precision` has its rule).
-    ``trust``: a public key (PEM); a split that it did not sign is refused before anything of it is used.
-    ``wait``: seconds that a call waits for memory at most. ``sweep_seconds``: how often idle parts are looked for, None
-    for never (`Parts.sweep`). Everything else of it is in ``model.pagein``, a `Parts`. Raises PlanRefused, PartRefused,
-    PartTooLarge, ModelUnsuited, BadModelFile.
-    """
-    vouch: Callable[[PartsRoot], Callable[[bytes], None] | None]
-    trusted = Trust(trust) if trust is not None else None
-    vouch = trusted.vouch if trusted is not None else _no_question
-    root = PartsRoot(Path(path))
-    try:
-        plan = read_plan(root, vouch(root))
-        rules = rules or GuardRules()
-        wanted = parse_bytes(memory) if isinstance(memory, str) else memory
-        forms = choose(plan, precision, kind_of_device(torch.device(device)), wanted)
-        check_together(plan, forms)
-        model = build_on_meta(plan, root.folder, build)
-        if trusted is not None:
-            trusted.confirm(root, plan)
-        guard = Guard(room_for_all(plan, forms, rules) if wanted is None else wanted, rules)
-        proven = Proven() if Proven.available() else None
-        reader = PartReader(root, plan, limits=limits, audit=audit, proven=proven)
-        parts = Parts(model, root, reader, guard, torch.device(device), forms, precision, wait, audit)
-        parts.vouch = vouch(root)
-        parts.has_limit = wanted is not None
-    except BaseException:
-        root.close()
-        raise
-    try:
-        parts.start(Level(level), sweep_seconds)
-    except BaseException:
-        parts.close()
-        raise
-    return model
 
 
 class Parts:
@@ -119,14 +58,15 @@ class Parts:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model, self.wait, self.owner = model, wait, Owner()
-        self._root, self._reader, self._precision, self._clock = root, reader, precision, clock
+        self.root, self.precision, self.digest = root, precision, reader.plan.digest
+        self._reader, self._clock = reader, clock
         weakref.finalize(self, root.close).atexit = False
-        self._digest = reader.plan.digest
         self.vouch: Callable[[bytes], None] | None = None
         """Asked of every plan that is read again."""
         self.seats = Seats(model, reader.plan, device, pack_layers(model, reader.plan, forms))
         lock = DeferringLock()
-        groups = self._groups(reader.plan, forms, lock)
+        groups = groups_of(reader.plan.parts.values(), self.seats, lock, forms)
+        set_rivals(groups.values(), self.seats)
         self.residency = Residency(groups, self.seats, guard, reader, lock, order_on(device), clock, audit=audit)
         self.has_limit = True
         """Whether someone said how much memory all parts may take."""
@@ -264,46 +204,12 @@ class Parts:
         The new file is proven first, byte by byte; where it is not what the plan says, PartRefused is raised, and the
         old one serves on. ``by`` may be ``part`` itself, to go back. Waits for running calls with the old one.
         """
-        old, new = self.plan.part(part), self.plan.part(by)
-        if old.name not in chain_of(self.plan, new):
-            raise PartRefused(new.name, f"does not stand in the place of the part {old.name!r}")
-        group = self.residency.groups[new.name]
-        verify(self._root, group.entry)
-        before = self.residency.replace(old.name, new.name)
-        if before == new.name or not self.residency.guard.is_resident(before):
-            return
-        try:
-            self.residency.release(self.residency.acquire([old.name], None, who, self.wait, by_hand=True))
-        except PartsBusy:
-            return  # a call with the old one goes on; the first call after it brings the new one in
-        if self.residency.standing.get(old.name) != new.name:
-            raise group.retold()
-        self.residency.unload(before)
+        replace(self, part, by, who)
 
     def refresh(self) -> None:
         """Read the plan again: parts and tasks that were written since join. Raises PlanRefused where one that is known
         has another content now; then everything stays as it was."""
-        plan = read_plan(self._root, self.vouch)
-        known = self.residency.groups
-        for name, part in plan.parts.items():
-            if name in known and part.file(known[name].precision).sha256 != known[name].entry.sha256:
-                raise PartRefused(name, "has another content now; a part that changes needs a name of its own")
-        lock = self.residency.lock
-        forms = extend(plan, {name: group.precision for name, group in known.items()}, self._precision)
-        check_together(plan, forms)
-        fresh = {name: one for name, one in self._groups(plan, forms, lock).items() if name not in known}
-        with lock:
-            make_adaptable(self.model, adapted_modules(plan), self.owner)
-            for name, group in known.items():
-                group.part = plan.parts.get(name, group.part)
-            # Another refresh may have been faster: what it brought in stays.
-            known.update({name: one for name, one in fresh.items() if name not in known})
-            set_rivals(known.values(), self.seats)
-            self._reader.plan, self._digest = plan, plan.digest
-            if not self.has_limit:
-                self.residency.guard.set_allowance(room_for_all(plan, forms, self.residency.guard.rules))
-        if self.level is Level.OFF:
-            self.set_level(Level.OFF)
+        refresh(self)
 
     def set_level(self, level: str | Level) -> None:
         """Change how much is done on demand, with the next call; to ``off`` loads everything and keeps it."""
@@ -339,7 +245,7 @@ class Parts:
             guard = home.guard
             return PartsReport(
                 home.level.value,
-                self._digest,
+                self.digest,
                 guard.allowance,
                 guard.owned,
                 home.line.waiting,
@@ -366,7 +272,7 @@ class Parts:
             with self.residency.lock:
                 self.residency.guard.pin(name, False)
             self.residency.unload(name)
-        self._root.close()
+        self.root.close()
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -418,12 +324,3 @@ class Parts:
     def parts_of_tasks(self) -> list[str]:
         """Return the parts that any task names."""
         return list(dict.fromkeys(name for task in self.plan.tasks.values() for name in task.parts))
-
-    def _groups(self, plan: SplitPlan, forms: Mapping[str, str], lock: DeferringLock) -> dict[str, Group]:
-        groups = groups_of(plan.parts.values(), self.seats, lock, forms)
-        set_rivals(groups.values(), self.seats)
-        return groups
-
-
-def _no_question(root: PartsRoot) -> None:
-    """Where no key is trusted, no plan is asked for a signature."""

@@ -6,7 +6,6 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from pagein.kv.tiers.below import Below
 from pagein.kv.tiers.books import Books
 from pagein.kv.tiers.building import Built, build
 from pagein.kv.tiers.conversation import Conversation
+from pagein.kv.tiers.forgetting import Forgetting
 from pagein.kv.tiers.leaving import Leaving
 from pagein.kv.tiers.mover import Mover
 from pagein.kv.tiers.parking import Parking
@@ -107,6 +107,7 @@ class KvPool:
         )
         self._parking = Parking(self._books, self._below)
         self._registry = Registry(self._books, self._parking)
+        self._forgetting = Forgetting(self._books, self._below, self._mover, self._registry)
         self._closed = False
         self._books.device.on_full = self._leaving.make_room
         # A garbage collector may call it in any thread: in the mover's, or in one that has what a move waits for.
@@ -167,29 +168,11 @@ class KvPool:
 
     def forget(self, name: str, tenant: str = "") -> None:
         """Remove a conversation from every tier, the bytes on the disk that no other one shares included."""
-        with self._books.lock:
-            one = self._registry.named(name, tenant)
-            if one is not None and one.active:
-                raise KvBusy(f"conversation {name!r} is in a turn: end it first")
-        if one is not None:
-            self._let_go(one)
-        if self._below.cold is not None:
-            if one is None and not self._mover.is_mover:
-                self._mover.drain()  # its cache was closed, and what it said may still be on its way to the disk
-            self._below.cold.store.forget(name, tenant)
+        self._forgetting.forget(name, tenant)
 
     def thin_out(self, idle: float | None = None) -> int:
         """Remove from every tier what was idle for longer than so many seconds, or all that is; returns how many."""
-        with self._books.lock:
-            now = self._books.clock()
-            old = [one for one in self._books.conversations.values() if one.idle]
-            old = [one for one in old if not one.pinned and (idle is None or now - one.used_at > idle)]
-        for one in old:
-            with suppress(KvBusy):  # a turn of it has begun meanwhile
-                self._let_go(one)
-        if self._below.cold is None:
-            return len(old)
-        return len(self._below.cold.store.gc(max_idle=-1.0 if idle is None else idle))
+        return self._forgetting.thin_out(idle)
 
     def drop_idle(self) -> None:
         """Free what idle conversations have on the device at once: what was not written down is computed anew."""
@@ -200,38 +183,6 @@ class KvPool:
                 one.writing.call_off()
                 one.writing.wait()
             self._leaving.drop(one)
-
-    def _let_go(self, one: Conversation) -> None:
-        """Free what an idle conversation has, in every tier."""
-        with self._books.lock:
-            while one.moving:
-                self._books.news.wait()
-            if one.active:
-                raise KvBusy(f"conversation {one.name or one.id} is in a turn: end it first")
-            cache, one.moving = one.kept, True  # a turn that begins now waits, and finds its cache closed
-        try:
-            self._remove(one, cache)
-        finally:
-            with self._books.lock:
-                one.moving = False
-                self._books.news.notify_all()
-
-    def _remove(self, one: Conversation, cache: TieredCache | None) -> None:
-        if one.writing is not None:
-            one.writing.call_off()
-            one.writing.wait()
-        with self._books.lock:
-            others = self._registry.keys_beside(one)
-            for key, _ in one.links:
-                node = self._books.known.get(key)
-                if node is not None and key not in others:
-                    self._below.forget(node)
-        cold = self._below.cold
-        if cold is not None and one.tokens:  # of a write that was called off the disk does not know whose it is
-            cold.note(one.disk_name, one.root, one.tokens)
-            cold.store.forget(one.disk_name, one.tenant)
-        if cache is not None:
-            cache.close()
 
     def pin(self, name: str, tenant: str = "", *, pinned: bool = True) -> None:
         """Keep a conversation on the device and the disk, or no longer. Nothing where it is not known."""

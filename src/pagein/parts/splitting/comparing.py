@@ -23,7 +23,7 @@ from pagein.catalog.split.plan import STORED, SplitPlan
 from pagein.catalog.split.root import PartsRoot, read_plan
 from pagein.errors import BadUsage, PageinError, SplitBroken, UnknownTask
 from pagein.parts.building import TASK_MODELS
-from pagein.parts.runtime import load_parts
+from pagein.parts.opening import load_parts
 from pagein.parts.splitting.analyse import say
 from pagein.parts.splitting.analysis import Origin
 from pagein.parts.splitting.calling import Calls
