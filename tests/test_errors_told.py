@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pagein.errors import NotLoaded, PageinError, PartTooLarge, UnknownTask, error_told
+from pagein.errors import NotLoaded, PageinError, PartsBusy, PartTooLarge, UnknownTask, error_told
 from pagein.gateway.problems import problem
 
 
@@ -26,3 +26,13 @@ def test_whatever_comes_is_an_error(body: dict[str, object]) -> None:
     told = error_told(body)
     assert type(told) is PageinError
     assert told.message
+
+
+def test_a_part_that_lacks_a_few_bytes_shows_them():
+    """Two numbers that print alike would say that it fits."""
+    told = PartTooLarge("tag", 471_859_300, 471_859_200, 471_859_200).message
+    assert told == (
+        "part 'tag' needs 471,859,300 B, the model's allowance can give it at most 471,859,200 B of 471,859,200 B"
+    )
+    assert "needs 3.0 MiB, 2.0 MiB of" in PartsBusy("tag", 3 << 20, 2 << 20, 1.0, "all is in use").message
+    assert "needs 2,097,153 B, 2,097,152 B of" in PartsBusy("tag", 2_097_153, 2 << 20, 1.0, "all is in use").message

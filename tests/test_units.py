@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pagein.units import format_bytes, format_duration, parse_bytes, parse_duration, parse_percent
+from pagein.units import format_apart, format_bytes, format_duration, parse_bytes, parse_duration, parse_percent
 
 
 @pytest.mark.parametrize(
@@ -141,3 +141,10 @@ def test_printed_durations_read_back_within_their_rounding(seconds):
 def test_durations_are_printed_for_people(seconds, printed):
     """The unit follows the length."""
     assert format_duration(seconds) == printed
+
+
+def test_two_sizes_that_differ_never_look_alike():
+    """In bytes where they would; else as ever."""
+    assert format_apart(471_859_300, 471_859_200) == ("471,859,300 B", "471,859,200 B")
+    assert format_apart(3 << 20, 2 << 20) == ("3.0 MiB", "2.0 MiB")
+    assert format_apart(5 << 20, 5 << 20) == ("5.0 MiB", "5.0 MiB")

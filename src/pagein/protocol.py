@@ -85,6 +85,13 @@ ROUTE_HEADER = "X-Pagein-Route"
 """The key by which a request takes part in the roll-out of a split model: the same key, the same answer to whether only
 the parts of its task are in memory or all of the model. The daemon makes it of the conversation, the user or the
 request; without it a worker makes one for each request."""
+SILENCE_HEADER = "X-Pagein-Silence"
+"""Seconds after which a worker that says nothing is taken for hung, told to it with each request where they are so few
+that `QUIET` would be too long."""
+QUIET = 15.0
+"""Seconds without a word after which a worker that computes shows life: a long prompt may take minutes."""
+SIGNS = 3
+"""It does so that many times within the silence that it may keep."""
 PARTS_PATH = "/parts"
 """Where a worker that serves a split model shows its parts (GET, with ``?after=SEQ`` for the events since; it never
 loads and never waits for a load), and does what it is told (POST, one of ``{"load": PART}``, ``{"unload": PART}``,

@@ -71,6 +71,14 @@ def format_bytes(count: int | None) -> str:
     return f"{value:.1f} TiB"
 
 
+def format_apart(first: int, second: int) -> tuple[str, str]:
+    """Print two counts of bytes so that they differ where they do: in bytes where they would look alike."""
+    texts = format_bytes(first), format_bytes(second)
+    if texts[0] != texts[1] or first == second:
+        return texts
+    return f"{first:,} B", f"{second:,} B"
+
+
 def parse_duration(text: str | float) -> float:
     """Return the seconds of ``5m``, ``30s``, ``250ms``, ``1h30m`` or a number of seconds; ValueError otherwise."""
     if isinstance(text, bool):

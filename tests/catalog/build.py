@@ -183,7 +183,11 @@ def ctranslate2(
 def write(path: Path, data: bytes | str) -> Path:
     """Write a file and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    with open(
+        path, "r+b" if path.exists() else "wb"
+    ) as file:  # ext4 waits for the disk when a truncated file is closed
+        file.write(data.encode() if isinstance(data, str) else data)
+        file.truncate()
     return path
 
 

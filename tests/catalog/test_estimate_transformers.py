@@ -67,6 +67,7 @@ def entry_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Resolve a folder as if everything were installed."""
     monkeypatch.setattr(engines, "version", lambda name: "1.0")
     monkeypatch.setattr(resolve, "computes_on_gpu", lambda row, options: True)
+    monkeypatch.setattr(estimate_transformers, "torch_for_gpus", lambda: 0)
     peaks = PeakStore.open(tmp_path / "peaks.sqlite")
 
     def act(folder: Path, machine: MachineSnapshot = MACHINE, **settings: Any) -> ModelEntry:

@@ -126,7 +126,7 @@ def test_every_byte(tmp_path: Path, kind: str) -> None:
     tracemalloc.start()
     try:
         for place in range(min(len(data), 600)):
-            for value in (0x00, 0x7F, 0xFF, data[place] ^ 1):
+            for value in {0x00, 0x7F, 0xFF, data[place] ^ 1} - {data[place]}:
                 with contextlib.suppress(BadModelFile):
                     read(write(tmp_path / "f", data[:place] + bytes([value]) + data[place + 1 :]))
         assert tracemalloc.get_traced_memory()[1] < MOST_MEMORY

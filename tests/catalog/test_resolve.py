@@ -133,11 +133,28 @@ def test_onnx_recipes(of: Resolve) -> None:
     assert (named.recipe, named.capabilities) == ("sparse_rerank", {Capability.RERANK})
 
 
+def test_a_misspelt_option_is_told_before_a_load(of: Resolve) -> None:
+    """With the nearest one that the engine or its recipe has; a right one, and another engine's, pass."""
+    assert (
+        of(gguf(CHAT), options={"gpu_layer": 3}).problem == "there is no option 'gpu_layer'; did you mean 'gpu_layers'?"
+    )
+    assert "no option 'x'; known: args, batch" in (of(gguf(CHAT), options={"x": 1}).problem or "")
+    embedder = of(TEXT_MODEL, options={"prepack": False, "max_token": 9})
+    assert embedder.problem == "there is no option 'max_token'; did you mean 'max_tokens'?"
+    assert of(TEXT_MODEL, options={"prepack": False, "max_tokens": 9}).problem is None
+    assert of(gguf(CHAT), options={"gpu_layers": 3}).problem is None
+
+
 def test_an_onnx_model_without_recipe_says_so(of: Resolve) -> None:
     """The problem lists the recipes."""
     image = onnx(graph([tensor("w", (4,))], [node("Conv")], ["pixels"], ["logits"]))
     assert "set `recipe` to one of embedding" in (of(image).problem or "")
     assert "no recipe 'embeding'" in (of(image, recipe="embeding").problem or "")
+
+
+def test_a_recipe_of_another_engine_is_not_passed_over(of: Resolve) -> None:
+    """Who writes `recipe: embedding` beside a GGUF file wants something that it would not do."""
+    assert "a recipe is for ONNX models" in (of(gguf(CHAT), recipe="embedding").problem or "")
 
 
 def test_whisper(of: Resolve, tmp_path: Path) -> None:
@@ -314,9 +331,12 @@ def test_a_load_alone_does_not_lower_the_need(of: Resolve, peaks: PeakStore) -> 
     """Before a model has served, its measured peak is a lower bound only."""
     entry = of(gguf(CHAT), memory="300MiB")
     peaks.remember(entry.peak_key, "m", {"ram": 200 * MIB}, 1.0, in_use=False)
-    assert of(gguf(CHAT), memory="300MiB").need.bytes == {"ram": 300 * MIB}
+    need = of(gguf(CHAT), memory="300MiB").need
+    assert (need.bytes, need.source) == ({"ram": 300 * MIB}, NeedSource.DECLARED), "a guess still, which a use corrects"
+    assert need.explanation == "declared 300 MiB; a load alone took 200 MiB ram"
     peaks.remember(entry.peak_key, "m", {"ram": 400 * MIB}, 1.0, in_use=False)
-    assert of(gguf(CHAT), memory="300MiB").need.bytes == {"ram": 420 * MIB}
+    need = of(gguf(CHAT), memory="300MiB").need
+    assert (need.bytes, need.source) == ({"ram": 420 * MIB}, NeedSource.MEASURED)
 
 
 def test_a_pool_that_was_not_measured_keeps_its_estimate(of: Resolve, peaks: PeakStore) -> None:

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from pagein.cli.address import find_daemon
-from pagein.errors import BadUsage
+from pagein.errors import BadUsage, DaemonUnreachable
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +59,16 @@ def test_address_file_of_the_given_folder(tmp_path, environ):
     found = find_daemon(None, tmp_path / "state", environ)
     assert found.url == "http://127.0.0.1:4321"
     assert found.source == str(tmp_path / "state" / "daemon.json")
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_given_folder_without_a_daemon_leads_to_no_other(tmp_path, environ, ended):
+    """Whoever names a folder means its daemon: the one at the default address may be somebody else's."""
+    if ended:
+        remember(tmp_path / "state", pid=gone())
+    with pytest.raises(DaemonUnreachable, match=r"no daemon of .*state runs") as refused:
+        find_daemon(None, tmp_path / "state", environ)
+    assert "--url" in (refused.value.hint or "")
 
 
 def test_state_dir_of_the_configuration(tmp_path):

@@ -186,6 +186,14 @@ def test_wrong_options(pagein, model, options, words):
     assert words in result.stderr
 
 
+def test_a_folder_without_memory(pagein, model, nowhere):
+    """Who names a folder and no memory is told what to add, not that no daemon answers."""
+    result = pagein("plan", str(model))
+    assert result.exit_code == 2
+    assert "is a folder, no model of a daemon's configuration" in result.stderr
+    assert f"pagein plan {model} --memory 8GiB" in " ".join(result.stderr.split())
+
+
 def test_no_folder_and_no_configuration(advise):
     """A name that is neither a folder nor configured is refused with the file that could have named it."""
     result = advise("nothing", "2GiB")

@@ -7,6 +7,8 @@ import json
 import pytest
 from tests.gateway.talkers import messages
 
+from pagein.protocol import Capability
+
 
 def test_a_talk_goes_on(pagein, gateway):
     """Each line is a turn; a later call of the same name goes on where the first one ended."""
@@ -53,6 +55,16 @@ def test_what_cannot_go_on(pagein, gateway):
     assert (late.exit_code, "has begun already" in late.stderr) == (2, True)
     unknown = pagein("chat", "nobody", input="x\n")
     assert (unknown.exit_code, "nobody" in unknown.stderr) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "words"), [("othr", 4, "did you mean 'other'?"), ("ear", 1, "cannot do chat")]
+)
+def test_a_model_that_cannot_talk_is_told_before_the_first_word(pagein, gateway, model, code, words):
+    """Nobody types a message to a name that was misspelt, or to a model that only hears."""
+    gateway.desk.models["ear"] = [Capability.TRANSCRIPTION]
+    result = pagein("chat", model, input="")
+    assert (result.exit_code, words in result.stderr, "session" in result.stderr) == (code, True, False)
 
 
 @pytest.mark.parametrize("gateway", ["off"], indirect=True)

@@ -56,6 +56,16 @@ def test_missing_engine_says_how_to_install(pagein, memory, monkeypatch):
     assert found.endswith("pip install 'pagein[llamacpp]'")
 
 
+def test_a_torch_for_gpus_is_told(pagein, memory, monkeypatch):
+    """What its libraries cost each process is said with the engines that load it, and with no other."""
+    installed(monkeypatch, transformers="torch 2.14", parts="torch 2.14", onnx="onnxruntime 1.2", command="command")
+    monkeypatch.setattr("pagein.cli.doctor.torch_for_gpus", lambda: 384 * 1024**2)
+    result = pagein("doctor")
+    assert line(result, "engine transformers").endswith("each process takes 384 MiB more than with one for CPUs")
+    assert "384 MiB" in line(result, "engine parts")
+    assert "384 MiB" not in line(result, "engine onnx")
+
+
 def test_llama_server_on_the_path(pagein, memory, monkeypatch, tmp_path):
     """A llama-server on the PATH is named, since it is used instead of the library."""
     installed(monkeypatch, command="command")

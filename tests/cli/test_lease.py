@@ -48,18 +48,18 @@ def test_the_command_gets_its_signals_back(daemon):
     assert int(result.stdout.split()[1], 16) & (1 << (signal.SIGPIPE - 1)) == 0
 
 
-def test_a_command_that_does_not_exist_takes_nothing(daemon):
+def test_a_command_that_does_not_exist_takes_nothing(pagein, daemon):
     """127, as shells say it, before anything is paged out for it."""
-    result = run("lease", "1GiB", "--", "no-such-program")
-    assert (result.returncode, result.stdout, daemon.seen) == (127, "", [])
+    result = pagein("lease", "1GiB", "--", "no-such-program")
+    assert (result.exit_code, result.stdout, daemon.seen) == (127, "", [])
     assert result.stderr == "error: no-such-program: there is no such command\n"
 
 
-def test_a_file_that_is_no_program_takes_nothing(daemon, tmp_path):
+def test_a_file_that_is_no_program_takes_nothing(pagein, daemon, tmp_path):
     """126, as shells say it."""
     (tmp_path / "text").write_text("hello")
-    result = run("lease", "1GiB", "--", str(tmp_path / "text"))
-    assert (result.returncode, daemon.seen) == (126, [])
+    result = pagein("lease", "1GiB", "--", str(tmp_path / "text"))
+    assert (result.exit_code, daemon.seen) == (126, [])
 
 
 def test_a_command_that_cannot_start_gives_the_lease_back(daemon, tmp_path):

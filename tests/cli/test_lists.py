@@ -177,6 +177,14 @@ def test_no_daemon(pagein, nowhere, command):
     assert result.stdout == ""
 
 
+def test_a_host_that_nobody_knows(pagein):
+    """The resolver's own words, not a number that only it knows."""
+    result = pagein("ps", "--url", "http://no-such-host.invalid:7311")
+    assert result.exit_code == 8
+    assert "no daemon answers at http://no-such-host.invalid:7311 (given): " in result.stderr
+    assert "unknown error" not in result.stderr
+
+
 @pytest.mark.parametrize("command", ["explain", "plan", "logs", "load", "unload", "pin", "unpin"])
 def test_unknown_model(pagein, daemon, command):
     """A misspelt model is refused with exit code 4, the known models and the nearest one."""

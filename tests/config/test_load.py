@@ -173,6 +173,32 @@ def test_model_and_state_paths_start_at_the_folder_of_the_file(tmp_path, monkeyp
         ]
 
 
+def test_paths_among_options_start_at_the_folder_of_the_file(tmp_path, monkeypatch):
+    """A key that is trusted, and a folder of shards; the names of files beside a model stay names."""
+    monkeypatch.setenv("HOME", "/home/ann")
+    (tmp_path / "deep").mkdir()
+    file = tmp_path / "deep" / "pagein.yaml"
+    file.write_text(
+        "models:\n"
+        "  a: {model: a, options: {trust: keys/public.pem, precision: int8}}\n"
+        "  b: {model: b, options: {trust: ~/public.pem}}\n"
+        "  c: {model: c, options: {shards: shards, labels: labels.txt}}\n"
+        "  d: {model: d, options: {trust: 5}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    environ = {"PAGEIN_MODELS__D__OPTIONS__TRUST": "/etc/public.pem"}
+    options = [model.options for model in load_settings("deep/pagein.yaml", environ).models.values()]
+    assert options == [
+        {"trust": str(file.parent / "keys/public.pem"), "precision": "int8"},
+        {"trust": "/home/ann/public.pem"},
+        {"shards": str(file.parent / "shards"), "labels": "labels.txt"},
+        {"trust": "/etc/public.pem"},
+    ]
+    assert load_settings(file, {}).models["d"].options == {"trust": 5}, "the engine says what is wrong with it"
+    (fault,) = faults("models: {a: {model: a, options: {trust: ''}}}")
+    assert "must name a file or folder" in fault
+
+
 @pytest.mark.parametrize("path", ['""', '" "', "~nosuchuser-x/y", '"a\\0b"', "[a]"])
 def test_paths_that_name_nothing_are_refused(path):
     """An empty path is not the current folder."""

@@ -10,6 +10,7 @@ import pytest
 from pagein.daemon import keeper as module
 from pagein.errors import SlotBusy, SlotRefused
 from pagein.kv.snapshots import store as store_module
+from pagein.kv.snapshots.worth import Pace
 from pagein.protocol import Capability, Endpoint, Ready, StateFacts
 
 from .slots import OTHER, TALK, World, faults_in
@@ -76,6 +77,23 @@ async def test_an_eviction_saves_what_is_not_saved_yet(world):
     world.clock.quiet.set()
     await world.settle()
     assert lengths(world) == [len(TALK) + 5]
+
+
+async def test_a_prompt_beyond_the_context_is_not_reckoned_with(world, monkeypatch):
+    """The engine refused it: what its slot holds is no larger than the slot, and saving it takes no longer."""
+    reckoned, can_save = [], Pace.can_save
+
+    def note(pace, tokens, *more):
+        reckoned.append(tokens)
+        return can_save(pace, tokens, *more)
+
+    monkeypatch.setattr(Pace, "can_save", note)
+    await world.turn(TALK, "I see.")
+    refused = await world.prepare("x" * 20_000)
+    world.keeper.account("m", refused, None)
+    await world.settle()
+    assert len(reckoned) == 2
+    assert max(reckoned) <= 4096
 
 
 async def test_another_conversation_is_saved_before_it_is_displaced(world):

@@ -95,6 +95,26 @@ async def test_a_peak_below_the_need_is_learned_only_from_an_answered_request(ma
     assert lab.model("a").need == {"ram": 108 * MIB}
 
 
+async def test_a_model_that_leaves_right_after_its_use_is_known_all_the_same(make_lab):
+    """No sample sees it between its answer and its end; the guess would be reserved for ever."""
+    lab = make_lab(a={"need": 500 * MIB, "priority": "low"})
+    child = await lab.resident("a", 100 * MIB)
+    await used(lab, "a")
+    await lab.settle()
+    assert child.ended
+    assert (lab.model("a").need, lab.model("a").need_source) == ({"ram": 108 * MIB}, "measured")
+
+
+async def test_a_smaller_use_does_not_hide_the_peak_of_an_earlier_one(make_lab):
+    """What was measured of the worker before is what the next one may take again."""
+    lab = make_lab(a={"need": 500 * MIB})
+    lab.peaks.remember("key of a", "a", {"ram": 200 * MIB})
+    await lab.resident("a", 100 * MIB)
+    await used(lab, "a")
+    await lab.meter.sample()
+    assert (lab.model("a").need, lab.meter.peak("a")) == ({"ram": 210 * MIB}, {"ram": 200 * MIB})
+
+
 async def test_a_model_that_keeps_within_what_it_is_given_teaches_nothing(make_lab):
     """It takes what it is given: were that learned with head-room, each load would be given more than the last."""
     lab = make_lab(a={"need": 500 * MIB})

@@ -518,6 +518,29 @@ async def test_an_adopted_worker_keeps_its_rollout(lab, told):
     assert await start(lab, told) == {"level": "manual", "percent": 5.0}
 
 
+async def test_events_of_an_adopted_worker_are_those_of_its_new_daemon(lab, told):
+    """What it told an earlier daemon stands in that one's log; what becomes of its parts from now on is told."""
+    await start(lab, told)
+    lab.parts.on_step(ev.Adopted("s", {}, {}, False), [])
+    told.body["events"] = [event(1), event(2)]
+    await lab.desk.split.look()
+    assert reasons(lab) == []
+    told.body["events"].append(event(3, "evict", task=None, seconds=None, reason="idle for 9.0 s"))
+    await lab.desk.split.look()
+    assert len(reasons(lab)) == 1
+
+
+async def test_a_worker_after_an_adopted_one_that_told_nothing_tells_all(lab, told):
+    """Its events are nobody else's."""
+    await start(lab, told)
+    lab.parts.on_step(ev.Adopted("s", {}, {}, False), [])
+    await leave(lab)
+    told.body["events"] = [event(1), event(2)]
+    await start(lab, told)
+    await lab.desk.split.look()
+    assert len(reasons(lab)) == 2
+
+
 def test_levels_are_those_of_the_workers():
     """One list, whichever side reads it."""
     from pagein.parts.rollout import Level

@@ -215,3 +215,15 @@ async def test_a_plan_that_changed_leaves_a_loaded_model_alone(edited, monkeypat
     await scene.lab.settle()
     assert scene.big.state is State.RESIDENT
     assert not child.ended
+
+
+async def test_what_needs_a_restart_is_told_as_long_as_it_does(edited):
+    """Against what the daemon runs with: again at the next reload, and no more once the edit was taken back."""
+    scene = edited()
+    began, edit = scene.fresh.server, scene.fresh.server.model_copy(update={"port": 4000})
+    scene.fresh = scene.fresh.model_copy(update={"server": edit})
+    assert (await scene.edit(queue=9)).needs_restart == ["server.port"]
+    view = await scene.edit(queue=10)
+    assert (view.needs_restart, view.settings) == (["server.port"], [])
+    scene.fresh = scene.fresh.model_copy(update={"server": began})
+    assert (await scene.edit(queue=11)).needs_restart == []

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import signal
+from dataclasses import replace
 
 import aiohttp
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from pagein.daemon.house import House
 from pagein.daemon.run import Daemon
 from pagein.daemon.states import limits, model_state
-from pagein.errors import ShuttingDown
+from pagein.errors import PageinError, ShuttingDown
 from pagein.protocol import Capability
 from pagein.residency.lifecycle import State
 from pagein.scheduler import events as ev
@@ -76,7 +77,7 @@ async def start(tmp_path, monkeypatch, bounded):
         for life in lives:
             life.daemon._on_signal(signal.SIGTERM)
             life.daemon._on_signal(signal.SIGTERM)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(PageinError):
                 await life.running
             life.registry.close()
             life.lab.peaks.close()
@@ -197,17 +198,29 @@ async def test_a_load_in_progress_does_not_hold_up_the_end(start):
 
 
 async def test_a_door_that_cannot_be_opened_leaves_nothing_running(start):
-    """The port is taken: the error says so, and there is no worker and no task left."""
+    """The port is taken: the error says so and what to do, and there is no worker and no task left."""
     taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = taken.sockets[0].getsockname()[1]
     life = start(h={"priority": "high"})
     life.daemon._settings = life.lab.settings.model_copy(
         update={"server": life.lab.settings.server.model_copy(update={"port": port})}
     )
-    with pytest.raises(OSError, match="address already in use"):
+    with pytest.raises(PageinError, match=f"cannot listen at 127.0.0.1:{port}: address already in use") as refused:
         await life.running
+    assert "--port" in (refused.value.hint or "")
     assert life.lab.children == []
     taken.close()
+
+
+async def test_a_model_that_cannot_be_served_is_named_at_the_start(start, caplog):
+    """Who misspelt something learns it from the log, not from the first request."""
+    life = start(a={}, b={})
+    entry = replace(life.lab.entries["b"], problem="there is no option 'x'")
+    life.daemon._roster.entries["b"] = entry
+    caplog.set_level("WARNING", "pagein.reload")
+    await life.open()
+    await life.until(lambda: caplog.messages)
+    assert caplog.messages == ["model 'b' cannot be served: there is no option 'x'"]
 
 
 async def test_the_configuration_reaches_the_scheduler(start):

@@ -36,6 +36,21 @@ async def test_a_pool_shows_ledger_and_measurement(make_lab):
     leaving.end(None)
 
 
+async def test_the_numbers_behind_a_need_are_those_that_made_it(make_lab):
+    """Once another need was learned than the catalog's, it is the measurement that explains it, or the outgrown one."""
+    lab = make_lab(a={"need": 500 * MIB}, liar={"need": 50 * MIB})
+    was = lab.entries["a"].need.explanation
+    assert shown(lab, "a").need_explanation == was
+    await lab.resident("a", 100 * MIB)
+    lab.desk.release(await lab.acquire("a"), 200, 0.1)
+    await lab.meter.sample()
+    told = shown(lab, "a")
+    assert (told.need, told.need_source) == ({"ram": 108 * MIB}, "measured")
+    assert told.need_explanation == "highest of what was measured: 100 MiB ram, + 5 % and at least 8.0 MiB"
+    lab.model("liar").need, lab.model("liar").need_source = {"ram": 80 * MIB}, "outgrown"
+    assert shown(lab, "liar").need_explanation.startswith("it outgrew what it was granted, which was declared: ")
+
+
 async def test_a_model_shows_its_life(make_lab):
     """State, bytes, leases, process and last reason; what is unknown is None."""
     lab = make_lab(a={"pin": True, "context": 512})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 import types
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from pathlib import Path
 
 import pytest
 
+from pagein.catalog.option_names import ENGINE_OPTIONS
 from pagein.engines import contract
 from pagein.engines.command import Command
 from pagein.engines.contract import BUILT_IN, find_engine
@@ -18,6 +21,21 @@ def test_the_built_in_engines_are_those_of_the_package():
     """The short way and the entry points of the installed package name the same classes."""
     registered = {entry.name: entry.value for entry in entry_points(group="pagein.engines")}
     assert registered.items() >= BUILT_IN.items()
+
+
+OPTION_CLASSES = {"llama_cpp": ("llama_settings.py", "LlamaOptions")} | {
+    name: (f"{name}.py", f"{name.capitalize()}Options") for name in BUILT_IN if name != "llama_cpp"
+}
+
+
+@pytest.mark.parametrize("engine", BUILT_IN)
+def test_the_daemons_table_of_options_is_the_same(engine):
+    """The names that the catalog knows are the fields of each engine's own class; read as text, none is imported."""
+    file, name = OPTION_CLASSES[engine]
+    tree = ast.parse((Path(contract.__file__).parent / file).read_text())
+    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    fields = {ast.unparse(node.target) for node in found.body if isinstance(node, ast.AnnAssign)}
+    assert fields == ENGINE_OPTIONS[engine]
 
 
 def test_a_built_in_engine_is_found():

@@ -56,10 +56,13 @@ def test_files_lie_in_a_folder_of_this_start(make_spec):
     ("options", "fields"),
     [({"embedding": True}, {}), ({"rerank": True}, {}), ({"args": ["--lora", "a.gguf"]}, {}),
      ({"args": ["--lora-scaled=a.gguf:1"]}, {}), ({"args": ["--mmproj", "p.gguf"]}, {}),
-     ({"args": ["--api-key", "k"]}, {}), ({}, {"socket_dir": "/run/" + "x" * 120})],
+     ({"args": ["--model-draft", "d.gguf"]}, {}), ({"args": ["-md", "d.gguf"]}, {}),
+     ({"args": ["--spec-type", "ngram"]}, {}), ({"args": ["--api-key", "k"]}, {}),
+     ({}, {"socket_dir": "/run/" + "x" * 120})],
 )  # fmt: skip
 def test_nothing_is_saved_where_it_cannot_be_kept_truthfully(make_spec, options, fields):
-    """Vectors have no conversation, an adapter is not in the digest, a port is open to every user."""
+    """Vectors have no conversation, an adapter is not in the digest, a draft model's KV is in no slot's file, a port is
+    open to every user."""
     settings = resolve(make_spec(options, **fields))
     assert settings.slots_folder is None
     assert "--slot-save-path" not in server_arguments(settings)

@@ -30,6 +30,7 @@ DEEP = b'{"model": "m", "input": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
         (b'{"model": "m", "n": ' + b"9" * 5000 + b"}", "not valid JSON"),
         (b'["m"]', "must be a JSON object, not a list"),
         (b"null", "must be a JSON object, not null"),
+        (b'"m"', "must be a JSON object, not a text"),
         (b"{}", "names no model"),
         (b'{"model": null}', "`model` must be a name, not null"),
         (b'{"model": 5}', "`model` must be a name, not a number"),

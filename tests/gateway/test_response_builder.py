@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -39,6 +39,7 @@ def run(pieces: list[Piece]) -> tuple[ResponseBuilder, list[dict[str, Any]]]:
     return builder, [*events, *builder.finish(), builder.last()]
 
 
+@settings(deadline=None)  # other work on the machine must not fail it
 @given(PIECES)
 def test_every_stream_is_a_whole_one(pieces: list[Piece]) -> None:
     """Events are valid and numbered; each item is added once, in order, and done once; deltas add up to the items."""
@@ -60,6 +61,7 @@ def test_every_stream_is_a_whole_one(pieces: list[Piece]) -> None:
         assert deltas == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
 
 
+@settings(deadline=None)  # other work on the machine must not fail it
 @given(PIECES)
 def test_a_failure_is_the_last_event(pieces: list[Piece]) -> None:
     """A response may fail after any piece; its event is valid and continues the numbers."""

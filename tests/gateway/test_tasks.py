@@ -67,6 +67,13 @@ async def test_no_other_byte_of_the_body_changes(worker: FakeWorker, serve: Serv
     for body, passed in (
         (b'{ "model":"assistant:tag",  "input":"\\u00e9"}', b'{ "model":"assistant:tag",  "input":"\\u00e9"}'),
         (b'{"t\\u0061sk":"tag", "model":"assistant",  "input":1.0}', b'{"model":"assistant",  "input":1.0}'),
+        *(
+            (
+                '{"task":"tag", "model":"assistant", "input":"日本"}'.encode(encoding),
+                '{"model":"assistant", "input":"日本"}'.encode(encoding),
+            )
+            for encoding in ("utf-16", "utf-16-be", "utf-32")
+        ),
     ):
         async with gateway.post(TAGS, data=body) as response:
             assert response.status == 200

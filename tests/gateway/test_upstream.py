@@ -8,7 +8,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from pagein.protocol import Endpoint
+from pagein.protocol import SILENCE_HEADER, Endpoint
 from tests.gateway.conftest import Serve
 from tests.gateway.fakes import ANSWER, FakeDesk, FakeWorker, die
 
@@ -29,6 +29,16 @@ async def test_connections_are_kept(worker: FakeWorker, serve: Serve) -> None:
             await response.read()
     assert len(worker.requests) == 4
     assert len(worker.connections) == 1
+
+
+async def test_a_worker_is_told_of_a_short_silence(desk: FakeDesk, worker: FakeWorker, serve: Serve) -> None:
+    """Only where its own habit of showing life would be too slow; nothing of a client's gets there."""
+    gateway = await serve()
+    for desk.timeout in (300.0, 45.0, 44.0, 2.5):
+        async with gateway.post(EMBED, json=ASK, headers={SILENCE_HEADER: "1"}) as response:
+            assert response.status == 200
+    told = [headers.get(SILENCE_HEADER) for _, _, headers in worker.requests]
+    assert told == [None, None, "44", "2.5"]
 
 
 async def test_a_kept_connection_that_the_worker_just_closed_is_replaced(

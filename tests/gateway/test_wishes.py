@@ -14,20 +14,20 @@ from tests.gateway.fakes import FakeDesk, FakeWorker
 CHAT = PATHS[Capability.CHAT]
 
 
+SPELLINGS = [
+    ("5m", 300.0), (90, 90.0), ("90", 90.0), (0, 0.0), (1.5, 1.5), (-1, math.inf), ("-1", math.inf), ("-1m", math.inf),
+    (None, None),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("path", [CHAT, PATHS[Capability.EMBEDDING], PATHS[Capability.RERANK], "/run/m"])
-@pytest.mark.parametrize(
-    ("given", "seconds"),
-    [("5m", 300.0), (90, 90.0), ("90", 90.0), (0, 0.0), (1.5, 1.5), (-1, math.inf), ("-1", math.inf), ("-1m", math.inf),
-     (None, None)],
-)  # fmt: skip
-async def test_keep_alive_reaches_the_desk(
-    desk: FakeDesk, worker: FakeWorker, serve: Serve, path: str, given: object, seconds: float | None
-) -> None:
+async def test_keep_alive_reaches_the_desk(desk: FakeDesk, worker: FakeWorker, serve: Serve, path: str) -> None:
     """Ollama's field, in all its spellings; null wishes nothing."""
     gateway = await serve()
-    async with gateway.post(path, json={"model": "m", "input": "x", "keep_alive": given}) as response:
-        assert response.status == 200
-    assert desk.keep_alives == [seconds]
+    for number, (given, seconds) in enumerate(SPELLINGS, 1):
+        async with gateway.post(path, json={"model": "m", "input": "x", "keep_alive": given}) as response:
+            assert response.status == 200, given
+        assert desk.keep_alives[number - 1 :] == [seconds], given
 
 
 async def test_a_request_without_wishes_has_none(desk: FakeDesk, worker: FakeWorker, serve: Serve) -> None:

@@ -11,11 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from pagein.catalog.split.plan import Role, Task
 from pagein.errors import ModelUnsuited, PartRefused, SplitBroken, UnknownTask
-from pagein.parts.splitting.joining import join_adapter, join_version
+from pagein.parts.splitting.conversions import conversion
+from pagein.parts.splitting.joining import join, join_adapter, join_replacement, join_version
 from tests.parts import served
 from tests.parts.served import Net, factors, ids, llama, llama_with, lora, net, source, split_llama, split_net
 
@@ -149,6 +150,43 @@ def test_an_adapter_joins_while_the_model_serves(tmp_path, load):
     write_peft(tmp_path / "other", 8, use_dora=True)
     with pytest.raises(ModelUnsuited, match="use_dora"):
         join_adapter(split, tmp_path / "other", "eight", {})
+
+
+def test_a_lora_that_goes_with_nothing_does_not_join(tmp_path):
+    """A plan that has one would keep the whole model from loading: it is refused before anything is written."""
+    split = tmp_path / "split"
+    split.mkdir()
+    split_llama(split, llama())
+    before = {path.name: path.read_bytes() for path in split.iterdir()}
+    write_peft(tmp_path / "peft", 7)
+    path = tmp_path / "peft" / "adapter_model.safetensors"
+    sound = load_file(path)
+    for words, tensors in (
+        ("which the split does not have", {name.replace("_proj", "_other"): one for name, one in sound.items()}),
+        ("does not go with", {n: one[:, :3].contiguous() if "lora_A" in n else one for n, one in sound.items()}),
+        ("does not go with", {n: one[:3].contiguous() if "lora_B" in n else one for n, one in sound.items()}),
+    ):
+        save_file(tensors, path)
+        with pytest.raises(SplitBroken, match=words):
+            join_replacement(split, tmp_path / "peft", "email-lora", "seven")
+    assert {path.name: path.read_bytes() for path in split.iterdir()} == before
+
+
+@torch.no_grad()
+def test_a_replacement_comes_in_the_precisions_of_what_it_stands_for(tmp_path, load):
+    """So that it can stand there whatever is loaded; its scaling stays exact."""
+    split = tmp_path / "split"
+    split.mkdir()
+    split_llama(split, llama())
+    join(split, "six", lora("six", 6), {}, {}, Role.ADAPTER, "email-lora", conversions=(conversion("bf16"),))
+    write_peft(tmp_path / "peft", 7)
+    with pytest.raises(SplitBroken, match="the folder of a PEFT LoRA"):
+        join_replacement(split, tmp_path / "peft" / "adapter_model.safetensors", "six", "seven")
+    written = join_replacement(split, tmp_path / "peft", "six", "seven").plan.parts["seven"]
+    assert written.files.keys() == {"stored", "bf16"}
+    model = load(split)
+    model.pagein.replace("email-lora", "seven")
+    assert torch.equal(model(ids(), task="email").logits, llama_with(7)(ids()).logits)
 
 
 class Callers:

@@ -22,6 +22,7 @@ from pagein.parts.splitting.analyse import analyse, main
 from pagein.parts.splitting.analysis import Analysis, read_analysis, write_analysis
 from pagein.parts.splitting.apply import apply
 from pagein.parts.splitting.calling import Calls
+from pagein.parts.splitting.joining import join_replacement
 from pagein.parts.splitting.loading import load_whole
 from tests.parts.models import IDS, family, llama, lora, mapping
 
@@ -206,6 +207,28 @@ def test_loras_are_parts(root: Path) -> None:
         expected = with_lora(copy.deepcopy(whole), root / task[:4].replace("summ", "sum"), scaling)(ids).logits
         assert torch.allclose(logits, expected, atol=1e-4), task
         assert torch.equal(logits, expected) or scaling is not None
+    model.pagein.close()
+
+
+def test_a_lora_joins_where_several_models_are_one(root: Path, folders: dict[str, Path]) -> None:
+    """It lies where that lay whose place it takes, and again one that takes its own place."""
+    base = llama(root / "one-of-two")
+    tasks = mapping(
+        mail={"kind": "generate", "samples": list(IDS), "max_new_tokens": 4, "adapter": str(lora(root / "first", 2))},
+        topic={"kind": "classify", "folder": str(folders["topic"]), "samples": list(IDS)},
+    )
+    split = root / "two-split"
+    apply(analyse(base, tasks), split)
+    model, ids = load_parts(split, sweep_seconds=None), torch.tensor([IDS[0]])
+    before = model(ids, task="mail").logits
+    for part, replaces, seed in (("second", "mail.adapter", 3), ("third", "second", 4)):
+        join_replacement(split, lora(root / part, seed), replaces, part)
+        model.pagein.refresh()
+        model.pagein.replace("mail.adapter", part)
+        logits = model(ids, task="mail").logits
+        assert not torch.equal(logits, before), part
+        expected = with_lora(reference(base), root / part, 8 / 4)(ids).logits
+        assert torch.allclose(logits, expected, atol=1e-4), part
     model.pagein.close()
 
 

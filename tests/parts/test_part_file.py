@@ -5,17 +5,22 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import math
 import os
+import random
+import tempfile
 import threading
+import time
 
 import pytest
 
 from pagein.errors import PartRefused
+from pagein.memory.buffers import Buffer
 from pagein.parts.files import part_file, reading
 from pagein.parts.files.audit import LOADED
 from pagein.parts.files.part_file import Limits
 from pagein.parts.files.proven import Proven
-from pagein.parts.files.reading import CHUNK, read_from_file
+from pagein.parts.files.reading import CHUNK, Reading, read_from_file
 from tests.parts.bench import Bench
 from tests.parts.build import TENSORS, fill, split
 
@@ -129,6 +134,44 @@ def test_file_systems_without_direct_reads_are_read_all_the_same(bench, monkeypa
         pytest.skip("this file system has no direct reads")
 
 
+def test_threads_whose_direct_reads_are_refused_at_once(tmp_path, monkeypatch):
+    """The first of them takes the flag away; the others read again, too, and nothing is refused."""
+    bench = big_file(tmp_path, monkeypatch)
+    real, refused, together = os.preadv, set(), threading.Barrier(reading.STREAMS)
+
+    def strict(descriptor, buffers, offset, *flags):
+        if threading.get_ident() not in refused:
+            refused.add(threading.get_ident())
+            together.wait(30)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(descriptor, buffers, offset, *flags)
+
+    monkeypatch.setattr(os, "preadv", strict)
+    bench.read("tag", "backbone").close()
+    assert len(refused) == reading.STREAMS
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 8191, 8192, 5 * 4096 - 1, 5 * 4096, 5 * 4096 + 1, 300_001])
+@pytest.mark.parametrize("folder", ["disk", "memory"])
+def test_any_size_on_any_file_system(tmp_path, monkeypatch, size, folder):
+    """Whole pages or not, more chunks than threads or fewer; a file system in memory knows no direct reads."""
+    monkeypatch.setattr(reading, "CHUNK", 4096)
+    if folder == "memory" and not os.path.isdir("/dev/shm"):
+        pytest.skip("no file system in memory here")
+    data = random.Random(size).randbytes(size)
+    with tempfile.NamedTemporaryFile(dir=tmp_path if folder == "disk" else "/dev/shm") as file:
+        file.write(data)
+        file.flush()
+        descriptor = os.open(file.name, os.O_RDONLY)
+        buffer, digest, failures = Buffer(size), hashlib.sha256(), []
+        told = Reading(descriptor, buffer, read_from_file, time.monotonic, lambda: failures.append(1))
+        assert told.run("part", 30.0, digest).st_size == size
+    assert (bytes(buffer.view), digest.digest()) == (data, hashlib.sha256(data).digest())
+    assert not failures
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
 class Clock:
     """Seconds that pass when they are told to."""
 
@@ -212,6 +255,94 @@ def test_no_thread_is_an_answer(bench, monkeypatch):
 
     monkeypatch.setattr(threading.Thread, "start", none)
     assert "can't start new thread" in bench.refuse().message
+
+
+def test_fewer_threads_do_it_too(tmp_path, monkeypatch):
+    """Where the system gives one thread and no more, that one reads all."""
+    bench = big_file(tmp_path, monkeypatch)
+    real, started = threading.Thread.start, []
+
+    def one(self):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(self)
+        real(self)
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(threading.Thread, "start", one)
+    bench.read("tag", "backbone").close()
+    assert bench.room.held == 0
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_start_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch, after):
+    """Ctrl-C while the threads begin: those that run give everything back, or the caller where none does."""
+    bench = big_file(tmp_path, monkeypatch)
+    real, started, whole, given_back = threading.Thread.start, [], bench.room, threading.Event()
+
+    def interrupted(self):
+        if len(started) == after:
+            raise KeyboardInterrupt
+        started.append(self)
+        real(self)
+
+    def room(nbytes):
+        give_back = whole(nbytes)
+        return lambda: (give_back(), given_back.set())
+
+    bench.room = room
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bench.read("tag", "backbone")
+    assert given_back.wait(30)
+    assert whole.held == 0
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_descriptor_that_closes_with_an_error(bench, monkeypatch):
+    """Network file systems may tell at the close what went wrong with others' writes: the bytes are proven anyway."""
+    real = os.close
+
+    def told(descriptor):
+        real(descriptor)
+        if threading.current_thread().name == "pagein-part":
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "close", told)
+    bench.read("tag", "backbone").close()
+    assert bench.room.held == 0
+
+
+def test_a_disk_that_does_not_tell_the_status_keeps_nobody(bench, monkeypatch):
+    """The limit holds for the last look at the file, too."""
+    answer, whole, given_back, real = threading.Event(), bench.room, threading.Event(), os.fstat
+
+    def never(descriptor):
+        if threading.current_thread().name == "pagein-part":
+            answer.wait(30)
+        return real(descriptor)
+
+    def room(nbytes):
+        give_back = whole(nbytes)
+        return lambda: (give_back(), given_back.set())
+
+    monkeypatch.setattr(os, "fstat", never)
+    bench.options["limits"] = Limits(seconds_per_100mb=0.2)
+    bench.room = room
+    with pytest.raises(PartRefused, match=r"gave all bytes and not its status within 0\.2 s"):
+        bench.read()
+    assert whole.held
+    answer.set()
+    assert given_back.wait(30)
+    assert whole.held == 0
+
+
+def test_no_limit_of_time_is_one(bench):
+    """An operator may wait for a disk as long as it takes."""
+    bench.options["limits"] = Limits(seconds_per_100mb=math.inf)
+    bench.read("tag", "backbone").close()
 
 
 def test_a_bug_in_reading_is_no_hang(bench):

@@ -72,3 +72,9 @@ def test_a_percentage_lies_between_0_and_100(percent):
     """Anything else is an error."""
     with pytest.raises(ValueError, match="between 0 and 100"):
         Rollout(Level.AUTO, percent)
+
+
+def test_an_unknown_level_is_told_with_those_that_there_are():
+    """`load_parts` and `set_level` take a word of the user's."""
+    with pytest.raises(ValueError, match="level is one of off, backbone, manual, auto, not 'sometimes'"):
+        Level("sometimes")

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from pagein.errors import InUse, PartAway, PartsBusy, PartTooLarge
+from pagein.errors import InUse, PartAway, PartRefused, PartsBusy, PartTooLarge
 from pagein.parts.events import PartEventKind, PartEvents
 from pagein.parts.rollout import Level
 from tests.parts.served import HEADS, Net, add_part, ids, net, source, split_net
@@ -219,3 +219,12 @@ def test_pins_are_events_once(model):
     for pinned in (True, True, False, False):
         model.pagein.pin("tag", pinned)
     assert seen(model)[-2:] == [("pin", "tag"), ("unpin", "tag")]
+
+
+def test_a_closed_model_says_so(tmp_path, load):
+    """What is not in memory cannot come any more, and the reason is not that of a damaged file."""
+    split_net(tmp_path, net())
+    model = load(tmp_path, build=Net)
+    model.pagein.close()
+    with pytest.raises(PartRefused, match="the model was closed"):
+        model(ids(), task="tag")

@@ -202,7 +202,8 @@ class Chaos(RuleBasedStateMachine):
             w.send(ev.PinChanged(m.name, False))
         for m in w.state.models.values():
             m.retry_at = None
-            fits = never_fits(w.state, m) is None or m.state is State.RESIDENT
+            coming = m.successor or m  # one that drains for an edit serves with its new settings
+            fits = never_fits(w.state, coming) is None or m.state is State.RESIDENT
             request = w.request(m.name)
             self._all_ends(w)
             assert w.ended[request] == ("finished" if fits else "model_too_large"), m

@@ -144,7 +144,7 @@ def test_plans_after_some_passes_go_by_how_those_computed(make_model: Any, load:
     alone = [one.seconds - one.waited for one in model.pagein.report.passes if one.tokens == 1]
     assert measured is not None
     assert min(alone) <= measured <= max(alone)
-    plan = model.pagein.set_memory(model.pagein.plan.memory)
+    plan = model.pagein.set_memory(str(model.pagein.plan.memory))
     assert plan.compute_seconds == measured
     assert plan.predicted_seconds is not None
     assert plan.predicted_seconds >= 0.999 * measured

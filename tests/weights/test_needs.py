@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pagein.catalog.gpu_build import torch_for_gpus
 from pagein.weights.planning.anatomy import dissect
 from pagein.weights.planning.needs import RUNTIME, can_be_packed, read_needs
 from pagein.weights.reading.checkpoint import Checkpoint, open_checkpoint
@@ -36,7 +37,7 @@ def test_a_decoder_as_stored(tmp_path):
     assert needs.embedding == needs.head == 1000 * 64 * 2
     assert needs.head_rows == 1000
     assert needs.resident_small == 64 * 2
-    assert (needs.runtime, needs.tied, sizes.shard_bytes) == (RUNTIME, False, 0)
+    assert (needs.runtime, needs.tied, sizes.shard_bytes) == (RUNTIME + torch_for_gpus(), False, 0)
 
 
 def test_kv_of_grouped_heads(tmp_path):

@@ -221,6 +221,16 @@ def test_quantised_models_are_refused(llama, tmp_path):
         prepare(model, 4)
 
 
+def test_shards_of_fewer_bits_are_no_original(llama, tmp_path):
+    """Made once more of themselves they are refused by what they are; unpacked shards are a model like any other."""
+    make(prepare(llama, 4), tmp_path / "packed")
+    for bits in (4, 8, None):
+        with pytest.raises(ModelUnsuited, match="shards of 4 bits"):
+            prepare(tmp_path / "packed", bits)
+    make(prepare(llama, None), tmp_path / "plain")
+    assert prepare(tmp_path / "plain", 4).bits == 4
+
+
 def test_infinite_weights_are_named(tmp_path):
     """A tensor that holds no numbers is named, with its file, and no manifest is written."""
     from safetensors.torch import load_file, save_file

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pagein.errors import ContextTooLong, ModelUnsuited, WeightsAway, WeightsUnreadable
+from pagein.errors import BadUsage, ContextTooLong, ModelUnsuited, WeightsAway, WeightsUnreadable
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -344,3 +344,12 @@ def test_a_forgotten_model_gives_its_files_back(make_model: Any) -> None:
     assert files() > before
     del model
     assert files() == before
+
+
+@pytest.mark.parametrize("name", ["context", "batch", "chunk"])
+def test_a_plan_for_nothing_is_refused(make_model: Any, name: str) -> None:
+    """No tokens or no sequences would be a plan whose every call is refused."""
+    from pagein import AutoModel
+
+    with pytest.raises(BadUsage, match=f"{name} is 0"):
+        AutoModel.from_pretrained(make_model("llama"), memory=1 << 40, **{name: 0})

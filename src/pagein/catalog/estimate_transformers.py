@@ -12,11 +12,13 @@ from collections.abc import Mapping
 
 from pagein.catalog.estimate_local import MIB
 from pagein.catalog.geometry import F16
+from pagein.catalog.gpu_build import torch_for_gpus
 from pagein.catalog.model import Ingredient, ModelInfo
 from pagein.units import parse_bytes
 
 RUNTIME = 460 * MIB
-"""Interpreter, torch and transformers with their threads, a tokeniser and the HTTP server: 380 to 430 MiB."""
+"""Interpreter, torch and transformers with their threads, a tokeniser and the HTTP server: 380 to 430 MiB. A torch for
+GPUs takes more (`gpu_build.TORCH_FOR_GPUS`); where a GPU computes, that is in `CUDA_HOST`."""
 CUDA_DEVICE, CUDA_HOST = 768 * MIB, 640 * MIB
 """Context, kernels and workspaces on the device with the planner's scratch of 128 MiB, and what the CUDA libraries take
 of the host: upper estimates. This engine has not run on a GPU yet."""
@@ -72,7 +74,9 @@ def _beside(info: ModelInfo, context: int | None, parallel: int, device: str) ->
 
 def process(device: str) -> Ingredient:
     """The worker without its model, in the pool of the weights."""
-    return Ingredient("runtime", RUNTIME, "ram") if device == "cpu" else Ingredient("CUDA", CUDA_DEVICE, device)
+    if device == "cpu":
+        return Ingredient("runtime", RUNTIME + torch_for_gpus(), "ram")
+    return Ingredient("CUDA", CUDA_DEVICE, device)
 
 
 def cache_bytes(info: ModelInfo, context: int | None, parallel: int) -> int:

@@ -14,6 +14,10 @@ _MARK = b"ggml_backend_cuda"
 """Stands in every program or library that llama.cpp's CUDA backend is linked into, and in no other."""
 LARGEST_SEARCHED = 4 * 1024**3
 _LIBRARY_FOLDERS = (".", "../lib", "../lib64")
+_TORCH_LIBRARIES = ("*torch_cuda*", "*torch_hip*", "*torch_xpu*")
+TORCH_FOR_GPUS = 384 * 1024**2
+"""Bytes of a process that a torch for GPUs takes beyond one for CPUs, without a GPU too: its libraries are linked at
+start. 367 MiB with torch 2.14.1 for CUDA 13, as PyPI has it for Linux, beside 2.13 for CPUs."""
 
 
 def computes_on_gpu(row: EngineRow, options: Mapping[str, object]) -> bool:
@@ -26,6 +30,15 @@ def computes_on_gpu(row: EngineRow, options: Mapping[str, object]) -> bool:
     if row.name in ("transformers", "parts"):
         return not _torch_is_for_cpus()
     return True
+
+
+def torch_for_gpus() -> int:
+    """Bytes that the installed torch takes of each process for GPUs, also of one that computes on the CPU."""
+    try:
+        folder = Path(str(distribution("torch").locate_file("torch/lib")))
+    except PackageNotFoundError:
+        return 0
+    return TORCH_FOR_GPUS if any(any(folder.glob(name)) for name in _TORCH_LIBRARIES) else 0
 
 
 def _torch_is_for_cpus() -> bool:

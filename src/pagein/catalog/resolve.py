@@ -13,6 +13,7 @@ from pagein.catalog.device import Choice, choose_device
 from pagein.catalog.engines import (
     BUILT_IN_SERVER,
     BY_FORMAT,
+    ENGINES,
     EngineRow,
     find_llama_server,
     find_row,
@@ -30,6 +31,7 @@ from pagein.catalog.identity import digest
 from pagein.catalog.inspect import inspect
 from pagein.catalog.model import Format, ModelEntry, ModelInfo, Need, NeedSource
 from pagein.catalog.observed import Observed, PeakStore
+from pagein.catalog.option_names import unknown_option
 from pagein.catalog.recipes import RECIPE_CAPABILITIES, guess_recipe
 from pagein.config.schema import Model
 from pagein.errors import BadModelFile
@@ -71,6 +73,15 @@ def resolve(name: str, config: Model, machine: MachineSnapshot, peaks: PeakStore
 def with_headroom(used: Mapping[str, int]) -> dict[str, int]:
     """Return what to reserve for a measured peak."""
     return {pool: size + max(LEAST_HEADROOM, size // HEADROOM_SHARE) for pool, size in used.items()}
+
+
+def describe_peak(used: Mapping[str, int]) -> str:
+    """Return a measured peak in words, with the head-room that `with_headroom` adds."""
+    return f"{_listed(used)}, + 5 % and at least {format_bytes(LEAST_HEADROOM)}"
+
+
+def _listed(used: Mapping[str, int]) -> str:
+    return ", ".join(f"{format_bytes(size)} {pool}" for pool, size in sorted(used.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,14 +250,21 @@ def _declared(config: Model, device: str, estimated: Need, machine: MachineSnaps
 
 
 def _measured(seen: Observed, before: Need) -> Need:
-    """What was measured, with head-room; pools that were not measured, and a load alone, keep what was said before."""
+    """What was measured, with head-room; pools that were not measured, and a load alone, keep what was said before.
+
+    A load that took no more than was said proves nothing: what was said stays a guess, which the first use corrects.
+    """
     raised = with_headroom(seen.used)
     if not seen.in_use:
         raised = {pool: max(size, before.bytes.get(pool, 0)) for pool, size in raised.items()}
-    peak = ", ".join(f"{format_bytes(size)} {pool}" for pool, size in sorted(seen.used.items()))
+        if {**before.bytes, **raised} == before.bytes:
+            return Need(before.bytes, before.source, f"{before.explanation}; a load alone took {_listed(seen.used)}")
     times = "once" if seen.samples == 1 else f"{seen.samples} times"
-    text = f"highest of what was measured {times}: {peak}, + 5 % and at least {format_bytes(LEAST_HEADROOM)}"
-    return Need({**before.bytes, **raised}, NeedSource.MEASURED, text)
+    return Need(
+        {**before.bytes, **raised},
+        NeedSource.MEASURED,
+        f"highest of what was measured {times}: {describe_peak(seen.used)}",
+    )
 
 
 def peak_key(config: Model, info: ModelInfo | None, settings: _Settings, device: str, peaks: PeakStore) -> str:
@@ -334,7 +352,7 @@ def _problem(info: ModelInfo | None, settings: _Settings, row: EngineRow | None)
     if row.name == "parts" and info is not None and info.split is not None and not info.split.capabilities:
         kinds = ", ".join(sorted({task.kind for task in info.split.tasks.values()}))
         return f"{info.path}: its tasks are of kind {kinds}, of which none is served; load it with pagein.load_parts"
-    return _recipe_problem(settings) if row.name == "onnx" else None
+    return _recipe_problem(settings) or unknown_option(row.name, settings.recipe, settings.options)
 
 
 def _one_memory(settings: _Settings, choice: Choice, machine: MachineSnapshot) -> str | None:
@@ -349,6 +367,10 @@ def _no_engine(engine: str) -> str:
 
 
 def _recipe_problem(settings: _Settings) -> str | None:
+    """What is wrong with the recipe, of which engines of other packages think as they like."""
+    if settings.engine != "onnx":
+        useless = settings.recipe is not None and settings.engine in ENGINES
+        return f"a recipe is for ONNX models, not for the engine {settings.engine}: leave it out" if useless else None
     known = ", ".join(RECIPE_CAPABILITIES)
     if settings.recipe is None:
         return f"an ONNX model needs a recipe that says what it does: set `recipe` to one of {known}"

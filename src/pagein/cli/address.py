@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pagein.errors import BadUsage
+from pagein.errors import BadUsage, DaemonUnreachable
 
 ADDRESS_FILE = "daemon.json"
 """Written by the daemon into its state folder: ``{"pid": …, "address": "http://…"}``."""
@@ -28,7 +28,10 @@ class Daemon:
 
 
 def find_daemon(url: str | None, state_dir: Path | None, environ: Mapping[str, str] = os.environ) -> Daemon:
-    """Return the daemon's address: the one given, else the one in its state folder, else the default."""
+    """Return the daemon's address: the one given, else the one in its state folder, else the default.
+
+    Raises DaemonUnreachable where a folder is given and no daemon of it runs: another's must not be told instead.
+    """
     key = environ.get(KEY_VARIABLE) or None
     given = url or environ.get("PAGEIN_URL")
     if given:
@@ -37,6 +40,11 @@ def find_daemon(url: str | None, state_dir: Path | None, environ: Mapping[str, s
     remembered = _remembered(folder / ADDRESS_FILE)
     if remembered is not None:
         return Daemon(_normal(remembered), str(folder / ADDRESS_FILE), key)
+    if state_dir is not None:
+        raise DaemonUnreachable(
+            f"no daemon of {state_dir} runs: {folder / ADDRESS_FILE} names none",
+            hint="start one with 'pagein serve', or say where it is with --url",
+        )
     return Daemon(_DEFAULT_URL, "the default address", key)
 
 

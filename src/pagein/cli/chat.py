@@ -18,8 +18,9 @@ from pagein.cli.answers import Streamed
 from pagein.cli.client import Client, call
 from pagein.cli.console import errors, printable
 from pagein.cli.faults import guarded
+from pagein.cli.offers import offered_by
 from pagein.cli.options import ModelName, StateDir, Url
-from pagein.errors import BadUsage, ConversationNotFound
+from pagein.errors import BadUsage, CapabilityMissing, ConversationNotFound
 from pagein.history import Thread
 from pagein.protocol import PATHS, Capability
 
@@ -64,7 +65,7 @@ def chat(
     answer, and the turn is then not kept. A task of a split model is named behind it: assistant:email.
     """
     daemon = find_daemon(url, state_dir)
-    thread = call(daemon, lambda client: _thread(client, session, resume))
+    thread = call(daemon, lambda client: _begin(client, model, session, resume))
     if thread is not None and system is not None:
         raise BadUsage(
             f"session {thread.name!r} has begun already: --system is for a new one", hint="give another --session"
@@ -75,6 +76,17 @@ def chat(
     if resume:
         _show_history(talk, _SHOWN)
     _turns(talk)
+
+
+async def _begin(client: Client, model: str, session: str | None, resume: bool) -> Thread | None:
+    """Return the session that goes on, None for a new one.
+
+    Raises ModelNotFound and CapabilityMissing before anybody has typed something, and ConversationNotFound.
+    """
+    offered = offered_by(model, (await client.status()).models)
+    if offered and Capability.CHAT not in offered:
+        raise CapabilityMissing(model, Capability.CHAT, offered)
+    return await _thread(client, session, resume)
 
 
 async def _thread(client: Client, session: str | None, resume: bool) -> Thread | None:

@@ -234,8 +234,7 @@ class Client:
                 f"the daemon at {self._daemon.url} ended the connection in the middle of its answer",
                 hint="it may have been stopped; see 'pagein ps'",
             )
-        number = error.os_error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
-        why = (os.strerror(number) if number else str(error) or "it did not answer in time").lower()
+        why = (_refused(error) or str(error) or "it did not answer in time").lower()
         return DaemonUnreachable(
             f"no daemon answers at {self._daemon.url} ({self._daemon.source}): {why}",
             hint="start one with 'pagein serve', or say where it is with --url",
@@ -260,6 +259,14 @@ class Client:
         """Return the hint for a name that no model has: the nearest one."""
         near = difflib.get_close_matches(model, known, n=1, cutoff=0.5)
         return f"did you mean {near[0]!r}?" if near else "see 'pagein ps'"
+
+
+def _refused(error: Exception) -> str | None:
+    """Return why no connection came to be, in the system's words; `os.strerror` has none for an unknown name."""
+    if not isinstance(error, aiohttp.ClientConnectorError):
+        return None
+    number = error.os_error.errno
+    return os.strerror(number) if number is not None and number > 0 else error.os_error.strerror
 
 
 async def _sse(response: aiohttp.ClientResponse) -> AsyncIterator[str]:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pagein.catalog.engines import find_llama_server, find_row, installed_version, known_engines
+from pagein.catalog.gpu_build import torch_for_gpus
 from pagein.catalog.model import Format
 from pagein.cli.console import output, print_json, show
 from pagein.cli.doctor_kv import disk_finding, worker_findings
@@ -21,6 +22,7 @@ from pagein.cli.options import Json
 from pagein.memory.probes.advice import Finding, Verdict, diagnose
 from pagein.memory.probes.transfers import advise_transfers, read_transfers
 from pagein.supervisor.limits import foresee
+from pagein.units import format_bytes
 
 _MARKS = {Verdict.OK: ("ok", "green"), Verdict.WARN: ("warn", "yellow"), Verdict.BAD: ("bad", "bold red")}
 _ONE_LINE = 140
@@ -90,7 +92,9 @@ def _engine(name: str) -> Iterator[Finding]:
         extra = f"pip install 'pagein[{row.extra}]'" if row.extra else "install the package that registers it"
         yield Finding(topic, "not installed", f"{loads}: {extra}", Verdict.WARN)
     else:
-        yield Finding(topic, version if row.packages else "built in", loads)
+        more = torch_for_gpus() if name in ("transformers", "parts") else 0
+        words = f"; a torch for GPUs: each process takes {format_bytes(more)} more than with one for CPUs"
+        yield Finding(topic, version if row.packages else "built in", loads + (words if more else ""))
 
 
 def _report(findings: list[Finding], console: Console) -> Table:

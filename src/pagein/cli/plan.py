@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from pagein.cli.client import call
 from pagein.cli.console import output, print_json, show
 from pagein.cli.options import Json, StateDir, Url, complete_model
 from pagein.cli.views import pool_bytes
-from pagein.errors import BadUsage
+from pagein.errors import BadUsage, DaemonUnreachable, ModelNotFound
 from pagein.gateway.ports import PlanView
 
 _OUTCOMES = {
@@ -76,7 +77,15 @@ def plan(
         return
     if context is not None or batch is not None or disk is not None:
         raise BadUsage("--context, --batch and --disk are for advice", hint="give --memory too, such as --memory 8GiB")
-    view = call(find_daemon(url, state_dir), lambda client: client.plan(model))
+    try:
+        view = call(find_daemon(url, state_dir), lambda client: client.plan(model))
+    except (DaemonUnreachable, ModelNotFound) as error:
+        if not Path(model).expanduser().is_dir():
+            raise
+        raise BadUsage(
+            f"{model} is a folder, no model of a daemon's configuration",
+            hint=f"to weigh the ways to run it: pagein plan {model} --memory 8GiB",
+        ) from error
     if json:
         print_json(asdict(view))
     else:

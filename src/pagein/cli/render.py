@@ -30,7 +30,8 @@ _FINDING = f"""\
 
 {ADDRESS_NOTE} The state folder is `--state-dir`, else `$PAGEIN_STATE_DIR`, else the `state_dir` of `$PAGEIN_CONFIG` or
 of `pagein.yaml` in the current folder, else the platform's folder for state. A `daemon.json` whose process is gone is
-passed over. Where the daemon asks for an API key, set it as `PAGEIN_SERVER__API_KEY`.
+passed over; with `--state-dir` no other daemon is asked then. Where the daemon asks for an API key, set it as
+`PAGEIN_SERVER__API_KEY`.
 """
 
 _VARIABLES = f"""\

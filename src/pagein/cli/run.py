@@ -8,16 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from pagein.catalog.split.names import fold
 from pagein.cli.address import find_daemon
 from pagein.cli.answers import Streamed, show_answer
 from pagein.cli.client import Client, call
 from pagein.cli.console import errors, print_json
 from pagein.cli.inputs import Input, Kind, read_input
+from pagein.cli.offers import offered_by
 from pagein.cli.options import Json, ModelName, StateDir, Url
 from pagein.cli.questions import Extra, question
-from pagein.errors import BadUsage, CapabilityMissing, ModelNotFound, UnknownTask
-from pagein.gateway.ports import ModelView
+from pagein.errors import BadUsage, CapabilityMissing
 from pagein.protocol import PATHS, Capability
 
 _BY_KIND = {
@@ -118,7 +117,7 @@ async def _print_stream(client: Client, path: str, body: Any) -> None:
 
 async def _capability(client: Client, job: Job) -> Capability:
     """Choose what to ask for; raises ModelNotFound, CapabilityMissing and BadUsage."""
-    offered = _offered(job.model, (await client.status()).models)
+    offered = offered_by(job.model, (await client.status()).models)
     fitting = _BY_KIND[job.given.kind]
     if job.wish is not None and job.wish not in fitting:
         words = ", ".join(fitting)
@@ -130,21 +129,3 @@ async def _capability(client: Client, job: Job) -> Capability:
         if capability in offered:
             return capability
     raise CapabilityMissing(job.model, " or ".join(wanted), offered)
-
-
-def _offered(named: str, models: list[ModelView]) -> list[str]:
-    """Return what a model, or the task that is named behind it, can be asked for; raises ModelNotFound, UnknownTask."""
-    name, separator, task = named.partition(":")
-    found = next((model for model in models if model.name == name), None)
-    if found is None or (separator and found.parts is None):
-        known = [model.name for model in models]
-        error = ModelNotFound(named, known)
-        error.hint = Client.suggestion(name, known) if found is None else f"{name!r} is not split: it has no tasks"
-        raise error
-    if found.parts is None or not separator:
-        return found.capabilities
-    tasks = found.parts.tasks
-    folded = fold(task)
-    if folded is None or folded not in tasks:
-        raise UnknownTask(task, list(tasks))
-    return tasks[folded].capabilities

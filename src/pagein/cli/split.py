@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -20,13 +21,15 @@ class Verb(StrEnum):
     CHECK = "check"
     COMPARE = "compare"
     SIGN = "sign"
+    JOIN = "join"
 
 
 Action = Annotated[
     Verb,
     typer.Argument(
-        metavar="analyze|apply|check|compare|sign",
-        help="Find the parts of a model; write the split; read every byte of it; measure its precisions; sign it.",
+        metavar="analyze|apply|check|compare|sign|join",
+        help="Find the parts of a model; write the split; read every byte of it; measure its precisions; sign it; "
+        "add what can stand in a part's place.",
     ),
 ]
 Target = Annotated[
@@ -61,6 +64,14 @@ Trusted = Annotated[
     Path | None,
     typer.Option("--trust", metavar="PUBLIC.pem", help="check: refuse what this key did not sign."),
 ]
+Source = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="PATH", help="join: a PEFT folder for a LoRA, a safetensors file for another part."),
+]
+PartName = Annotated[str | None, typer.Option("--part", metavar="NAME", help="join: the name of the part that joins.")]
+Replaces = Annotated[
+    str | None, typer.Option("--replaces", metavar="PART", help="join: in whose place the new part can stand.")
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="apply: say what would be written and whether it fits; write nothing.")
 ]
@@ -79,6 +90,9 @@ def split(
     png: Png = None,
     key: SigningKey = None,
     trust: Trusted = None,
+    source: Source = None,
+    part: PartName = None,
+    replaces: Replaces = None,
     json: Json = False,
 ) -> None:
     """Split a model by its capabilities, and look after what was split.
@@ -88,9 +102,15 @@ def split(
     bit-identical. apply writes a file for each part, the plan last. check compares every file with the plan, loads
     nothing, lists what ended runs left, and ends with 3 when a file would be refused. compare runs the sample calls in
     each precision and prints how far logits and vectors are from those as stored. sign writes model.sig beside the
-    plan, as OpenSSF Model Signing does. analyze, apply and compare need pagein[torch], signatures pagein[sign].
+    plan, as OpenSSF Model Signing does. join writes one more part, which can stand in another's place while a daemon
+    serves (pagein parts refresh, replace): a LoRA or a head that was trained further. analyze, apply and compare need
+    pagein[torch], signatures pagein[sign].
     """
-    _refuse_others(verb, tasks=tasks, out=out, precision=precision, dry_run=dry_run, png=png, key=key, trust=trust)
+    _refuse_others(
+        verb,
+        {"--tasks": tasks, "--out": out, "--precision": precision, "--dry-run": dry_run, "--png": png, "--key": key}
+        | {"--trust": trust, "--from": source, "--part": part, "--replaces": replaces},
+    )
     match verb:
         case Verb.ANALYZE:
             from pagein.cli.split_analyze import run_analyze
@@ -118,19 +138,26 @@ def split(
             if key is None:
                 raise BadUsage("sign needs --key KEY.pem")
             run_sign(target, key, json)
+        case Verb.JOIN:
+            from pagein.cli.split_join import run_join
+
+            if source is None or part is None or replaces is None:
+                raise BadUsage("join needs --from PATH, --part NAME and --replaces PART")
+            run_join(target, source, part, replaces, json)
 
 
 _OPTIONS = {
-    Verb.ANALYZE: {"tasks", "out", "png"},
-    Verb.APPLY: {"out", "precision", "dry_run"},
-    Verb.CHECK: {"trust"},
-    Verb.COMPARE: {"tasks", "precision"},
-    Verb.SIGN: {"key"},
+    Verb.ANALYZE: {"--tasks", "--out", "--png"},
+    Verb.APPLY: {"--out", "--precision", "--dry-run"},
+    Verb.CHECK: {"--trust"},
+    Verb.COMPARE: {"--tasks", "--precision"},
+    Verb.SIGN: {"--key"},
+    Verb.JOIN: {"--from", "--part", "--replaces"},
 }
 
 
-def _refuse_others(verb: Verb, **given: object) -> None:
+def _refuse_others(verb: Verb, given: Mapping[str, object]) -> None:
     """Raise BadUsage for an option that the verb does not have: none is dropped silently."""
     for name, value in given.items():
         if value and name not in _OPTIONS[verb]:
-            raise BadUsage(f"{verb} has no option --{name.replace('_', '-')}")
+            raise BadUsage(f"{verb} has no option {name}")

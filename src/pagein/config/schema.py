@@ -18,6 +18,7 @@ from pagein.config.values import (
     Count,
     Device,
     Duration,
+    EngineOptions,
     Environment,
     FilePath,
     KeepAlive,
@@ -211,7 +212,7 @@ class Model(Section):
         description="Instead of leaving it sleeps first, where its engine can (`whisper`, `onnx`, `transformers`; "
         "`command`: a server with vLLM's `POST /sleep` and `/wake_up`); what it keeps is charged.",
     )
-    options: Annotated[dict[str, Any], Kind("name: value")] = Field(
+    options: EngineOptions = Field(
         default_factory=dict,
         description="Options of the engine or the recipe.",
         examples=[{"cache_ram": 0}],

@@ -190,6 +190,16 @@ def _path(path: Path, info: ValidationInfo) -> Path:
     return base / full if base is not None else full
 
 
+_PATH_OPTIONS = ("trust", "shards")
+"""Options of engines that name a file or a folder anywhere; others name one beside the model."""
+
+
+def _with_whole_paths(options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """Start relative paths among an engine's options where those of models start."""
+    paths = {name: options[name] for name in _PATH_OPTIONS if isinstance(options.get(name), str)}
+    return {**options, **{name: str(_path(Path(_path_text(text)), info)) for name, text in paths.items()}}
+
+
 Size = Annotated[int, BeforeValidator(_size), Kind("size")]
 """Bytes; written as ``6GiB``, ``500MB`` or a number."""
 Duration = Annotated[float, BeforeValidator(_duration), Kind("duration")]
@@ -214,6 +224,8 @@ ModelName = Annotated[str, AfterValidator(_model_name), Kind("name")]
 """The name of a model, as clients write it."""
 Command = Annotated[list[str], BeforeValidator(_command), Field(min_length=1), Kind("command line")]
 """Arguments of a program: a list, or one line that is split as a shell would."""
+EngineOptions = Annotated[dict[str, Any], AfterValidator(_with_whole_paths), Kind("name: value")]
+"""Options of an engine or a recipe, which the engine itself checks; paths among them absolute once loaded."""
 Environment = Annotated[
     dict[Annotated[str, AfterValidator(_variable_name)], Annotated[str, BeforeValidator(_variable_text)]],
     Kind("name: text"),

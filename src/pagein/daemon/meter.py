@@ -108,20 +108,20 @@ class Meter:
         watched.last = {"ram": tree.ram, **tree.gpu}
         for pool, count in {"ram": tree.ram_peak, **tree.gpu}.items():
             watched.peak[pool] = max(count, watched.peak.get(pool, 0))
-        self._learn(name, watched)
+        self._learn(name)
         return watched.last
 
-    def _learn(self, name: str, watched: _Watched) -> None:
+    def _learn(self, name: str) -> None:
         """Tell the scheduler when a load must reserve other bytes next time.
 
         A peak below the present need counts only once the model was used, since a load alone shows too little, and
-        only in place of a guess: the remembered peak of earlier, larger uses stays. What cannot be measured stays too.
+        only in place of a guess: the peak of earlier, larger uses counts too. What cannot be measured stays.
         A model that keeps within whatever it is given teaches nothing.
         """
         if self._entries[name].least is not None:
             return
         model = self._inbox.scheduler.state.models[name]
-        measured, before = with_headroom(watched.peak), model.need
+        measured, before = with_headroom(self.peak(name) or {}), model.need
         may_shrink = model.answered and model.need_source != NeedSource.MEASURED
         if not may_shrink:
             measured = {pool: max(count, before.get(pool, 0)) for pool, count in measured.items()}
@@ -190,7 +190,13 @@ class Meter:
         self._watched[name] = _Watched(pid)
 
     def forget(self, name: str) -> None:
-        """The worker is gone: remember its peak for ever, that of a load alone as a lower bound."""
+        """The worker is gone: learn from its last use, which perhaps no sample saw, and remember its peak for ever."""
+        if name in self._watched and self._watched[name].peak:
+            self._learn(name)
+        self._remember(name)
+
+    def _remember(self, name: str) -> None:
+        """Keep a peak for the next start, too, that of a load alone as a lower bound."""
         watched = self._watched.pop(name, None)
         if watched is None or not watched.peak:
             return
@@ -200,7 +206,7 @@ class Meter:
     def close(self) -> None:
         """Remember the peaks of everything that is still watched."""
         for name in list(self._watched):
-            self.forget(name)
+            self._remember(name)
 
     # ── questions ───────────────────────────────────────────────────────────────────────────────
 

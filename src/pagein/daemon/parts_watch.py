@@ -56,7 +56,7 @@ class PartsWatch:
         self._roster, self._fleet, self._journal, self._rollouts = roster, fleet, journal, rollouts
         self._told: dict[str, _Told] = {}
         self._adopted: set[str] = set()
-        """Models whose workers were taken over and have not told their roll-out yet."""
+        """Models whose workers were taken over and have not told yet what became of them under the earlier daemon."""
         self._soon = asyncio.Event()
 
     def on_step(self, event: ev.Event, actions: list[Action]) -> None:
@@ -64,6 +64,8 @@ class PartsWatch:
         if isinstance(event, ev.BecameReady | ev.Adopted) and self._is_split(event.model):
             if isinstance(event, ev.Adopted):
                 self._adopted.add(event.model)
+            else:
+                self._adopted.discard(event.model)  # a worker of this daemon's own comes after it
             self._soon.set()
         for action in actions:
             if isinstance(action, Renewed) and not action.lives:
@@ -120,10 +122,11 @@ class PartsWatch:
             told = self._told[name] = _Told(endpoint, report.view, report.tasks, asked)
         elif told.asked <= asked:  # an answer that another one has overtaken has nothing new but for its events
             told.view, told.tasks, told.asked = report.view, report.tasks, asked
-        self._record(name, told, report)
         if name in self._adopted:
             self._adopted.discard(name)
             self._rollouts.remember(name, Rollout(report.view.level, report.view.percent))
+            told.seq = max((event.seq for event in report.events), default=0)  # the earlier daemon's log has them
+        self._record(name, told, report)
 
     def _record(self, name: str, told: _Told, report: Report) -> None:
         """Tell the journal what is new; of very much at once the last of it, and how much there was before."""

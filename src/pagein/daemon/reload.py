@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pagein.catalog.allot import allot
@@ -56,6 +56,8 @@ class Reloader:
         """``reread`` loads the same file, environment and command line anew; ``budgets`` is changed in place."""
         self._reread, self._roster, self._inbox = reread, roster, inbox
         self._budgets, self._peaks, self._watched = budgets, peaks, watched
+        self._began = roster.settings
+        """What the daemon started with, and still runs with where a key is read only then."""
         self._turn = asyncio.Lock()
 
     async def reload(self) -> ReloadView:
@@ -70,9 +72,10 @@ class Reloader:
             resolved = await asyncio.to_thread(self._resolve, fresh, changed | away, machine)
             split_anew = {name for name in away if resolved[name].split != self._roster.entries[name].split}
             entries = self._allot(fresh, {n: e for n, e in resolved.items() if n in changed | split_anew}, budgets)
-            view = _compare(old, fresh, split_anew)
+            view = _compare(old, fresh, split_anew, self._began)
             self._apply(fresh, entries, budgets)
         _log.info("reloaded: %s", describe(view))
+        warn_of_broken(entries)
         return view
 
     def _is_broken(self, name: str) -> bool:
@@ -130,6 +133,13 @@ class Reloader:
                 self._inbox.post(ev.LoadWanted(name, speculative=True))
 
 
+def warn_of_broken(entries: Mapping[str, ModelEntry]) -> None:
+    """Name the models that cannot be served, before somebody asks for them."""
+    for name, entry in entries.items():
+        if entry.problem is not None:
+            _log.warning("model %r cannot be served: %s", name, entry.problem)
+
+
 def describe(view: ReloadView) -> str:
     """What changed, in one line."""
     parts = [
@@ -146,20 +156,23 @@ def describe(view: ReloadView) -> str:
     return "; ".join(parts) or "nothing changed"
 
 
-def _compare(old: Settings, fresh: Settings, anew: set[str]) -> ReloadView:
-    """``anew`` are models whose files changed, and not their settings."""
+def _compare(old: Settings, fresh: Settings, anew: set[str], began: Settings) -> ReloadView:
+    """``anew`` are models whose files changed, and not their settings; ``began`` is what the daemon started with."""
     known, now = old.models, fresh.models
-    before, after = _flat(old), _flat(fresh)
-    keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
-    late = [key for key in keys if key.startswith(AT_START_ONLY)]
+    edited, late = _differing(old, fresh), [key for key in _differing(began, fresh) if key.startswith(AT_START_ONLY)]
     return ReloadView(
         added=[name for name in now if name not in known],
         changed=[name for name in now if name in known and (known[name] != now[name] or name in anew)],
         removed=[name for name in known if name not in now],
         unchanged=[name for name in now if known.get(name) == now[name] and name not in anew],
-        settings=[key for key in keys if key not in late],
+        settings=[key for key in edited if not key.startswith(AT_START_ONLY)],
         needs_restart=late,
     )
+
+
+def _differing(one: Settings, other: Settings) -> list[str]:
+    before, after = _flat(one), _flat(other)
+    return sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
 
 
 def _flat(settings: Settings) -> dict[str, object]:

@@ -19,6 +19,7 @@ from pagein.catalog.observed import PeakStore
 from pagein.catalog.resolve import resolve
 from pagein.config.schema import Settings
 from pagein.daemon.desk import DaemonDesk
+from pagein.daemon.door import open_door
 from pagein.daemon.fleet import Fleet
 from pagein.daemon.house import House
 from pagein.daemon.inbox import Inbox
@@ -27,7 +28,7 @@ from pagein.daemon.keeper import Keeper
 from pagein.daemon.meter import Meter
 from pagein.daemon.notify import ServiceManager
 from pagein.daemon.parts_watch import PartsWatch
-from pagein.daemon.reload import Reloader, describe
+from pagein.daemon.reload import Reloader, describe, warn_of_broken
 from pagein.daemon.rollouts import Rollouts
 from pagein.daemon.rooms import Rooms
 from pagein.daemon.roster import Roster
@@ -265,15 +266,13 @@ class Daemon:
 
     async def _open_door(self, runner: web.AppRunner) -> None:
         server = self._settings.server
-        site = web.TCPSite(runner, server.host, server.port)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        self._view.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._view.address = await open_door(runner, server.host, server.port)
         self._house.publish(self._view.address)
         for pool in self.desk.status().pools:
             _log.info("pool %s: budget %s (%s)", pool.name, format_bytes(pool.budget), pool.source)
         _log.info("workers: %s", self._limiter.describe())
         _log.info("Pagein %s answers at %s with %d models", __version__, self._view.address, len(self.desk.names()))
+        warn_of_broken(self._roster.entries)
         self._manager.ready(f"answers at {self._view.address} with {len(self.desk.names())} models")
 
     async def _drain(self) -> None:

@@ -70,8 +70,9 @@ class Saving:
             return
         if held.saved or held.left or live.fingerprint is None or held.tokens < LEAST_TOKENS:
             return
-        pace, size = live.pace, live.bytes_for(held.tokens)
-        verdict = pace.can_save(held.tokens, size, bound if pace.saving.measured else None)  # the first save is tried
+        tokens = min(held.tokens, live.facts.context or held.tokens)  # a longer prompt was refused, and is not there
+        pace, size = live.pace, live.bytes_for(tokens)
+        verdict = pace.can_save(tokens, size, bound if pace.saving.measured else None)  # the first save is tried
         if not verdict.pays:
             _log.info("%s: a conversation is left to its history: %s", live.model, verdict.reason)
             return

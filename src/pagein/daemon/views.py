@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 
 from pagein import __version__
-from pagein.catalog.model import ModelEntry
+from pagein.catalog.model import ModelEntry, NeedSource
+from pagein.catalog.resolve import describe_peak
 from pagein.daemon.fleet import Fleet
 from pagein.daemon.inbox import Inbox
 from pagein.daemon.meter import Meter
@@ -103,7 +105,7 @@ class View:
             context=ready.context if ready is not None else entry.context,
             need=dict(model.need),
             need_source=model.need_source,
-            need_explanation=_why_needed(model, entry),
+            need_explanation=_why_needed(model, entry, self._meter.peak(model.name)),
             estimate=dict(entry.estimate.bytes),
             held=self._state.held(model.name),
             measured=dict(self._meter.last(model.name)) or None,
@@ -130,9 +132,13 @@ class View:
         return PlanView(name, seen.outcome, dict(model.need), free, evictions, seen.reason)
 
 
-def _why_needed(model: ModelState, entry: ModelEntry) -> str:
-    """The numbers behind what it needs now; once it is unloaded those of the catalog count again."""
-    if model.usual_need is None:
+def _why_needed(model: ModelState, entry: ModelEntry, peak: Mapping[str, int] | None) -> str:
+    """The numbers behind what it needs now: the catalog's, or what was learned of it since that was read."""
+    if model.usual_need is not None:
+        usual = " and ".join(f"{format_bytes(count)} of {pool}" for pool, count in model.usual_need.items())
+        return f"set until it is unloaded; then {usual}: {entry.need.explanation}"
+    if model.need == entry.need.bytes and model.need_source == entry.need.source:
         return entry.need.explanation
-    usual = " and ".join(f"{format_bytes(count)} of {pool}" for pool, count in model.usual_need.items())
-    return f"set until it is unloaded; then {usual}: {entry.need.explanation}"
+    if model.need_source == NeedSource.MEASURED and peak:
+        return f"highest of what was measured: {describe_peak(peak)}"
+    return f"it outgrew what it was granted, which was {entry.need.source.value}: {entry.need.explanation}"

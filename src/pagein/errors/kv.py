@@ -27,8 +27,9 @@ class CacheMismatch(PageinError):
     code = "cache_mismatch"
     http_status = 400
 
-    def __init__(self, what: str, want: object, got: object) -> None:
-        super().__init__(f"{what}: the cache has {want}, what came has {got}", what=what, want=str(want), got=str(got))
+    def __init__(self, what: str, want: object, got: object, hint: str | None = None) -> None:
+        told = f"{what}: the cache has {want}, what came has {got}"
+        super().__init__(told, hint=hint, what=what, want=str(want), got=str(got))
 
 
 class KvLost(PageinError):

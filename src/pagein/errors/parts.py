@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagein.errors.base import PageinError
-from pagein.units import format_bytes, format_duration
+from pagein.units import format_apart, format_bytes, format_duration
 
 
 class PlanRefused(PageinError):
@@ -104,9 +104,10 @@ class PartTooLarge(PageinError):
     exit_code = 5
 
     def __init__(self, part: str, need: int, available: int, allowance: int) -> None:
+        needs, gives = format_apart(need, available)
         super().__init__(
-            f"part {part!r} needs {format_bytes(need)}, the model's allowance can give it at most "
-            f"{format_bytes(available)} of {format_bytes(allowance)}",
+            f"part {part!r} needs {needs}, the model's allowance can give it at most {gives} of "
+            f"{gives if available == allowance else format_bytes(allowance)}",
             hint="raise `memory` of this model, unpin a part, or make the part in fewer bits",
             part=part,
             need_bytes=need,
@@ -123,8 +124,9 @@ class PartsBusy(PageinError):
     exit_code = 6
 
     def __init__(self, part: str, need: int, free: int, waited: float, reason: str, retry_after: float = 1) -> None:
+        needs, are_free = format_apart(need, free)
         super().__init__(
-            f"part {part!r} needs {format_bytes(need)}, {format_bytes(free)} of the allowance are free, "
+            f"part {part!r} needs {needs}, {are_free} of the allowance are free, "
             f"and none came free within {format_duration(waited)}: {reason}",
             hint="try again later, or raise `memory` of this model",
             part=part,

@@ -15,10 +15,11 @@ class NeverFits(PageinError):
 
     def __init__(self, model: str, pool: str, need: int, available: int, budget: int, held_by: list[str]) -> None:
         kept = f", with {', '.join(held_by)} kept for ever" if held_by else ""
+        unkeep = f"let {', '.join(held_by)} go (`pagein unpin`, or a lower `priority`), " if held_by else ""
         super().__init__(
             f"model {model!r} needs {format_bytes(need)} of {pool}, "
             f"the budget can give it at most {format_bytes(available)} of {format_bytes(budget)}{kept}",
-            hint="raise the budget, lower `context`, or choose a smaller quantisation",
+            hint=f"{unkeep}raise the budget, lower `context`, or choose a smaller quantisation",
             model=model,
             pool=pool,
             need_bytes=need,

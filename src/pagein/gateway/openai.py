@@ -135,5 +135,7 @@ _COUNT = "\0models"
 
 
 def _kind(value: object) -> str:
-    kinds = {dict: "an object", list: "a list", str: "an empty text", bool: "true or false", type(None): "null"}
+    if isinstance(value, str):
+        return "a text" if value else "an empty text"
+    kinds = {dict: "an object", list: "a list", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")

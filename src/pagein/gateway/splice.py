@@ -11,13 +11,11 @@ _DECODER = json.JSONDecoder()
 
 
 def without(body: bytes, names: Collection[str]) -> bytes:
-    """Return a body, which must be one valid JSON object, without its members of these names.
-
-    A body that is not plain UTF-8 is returned as it is.
-    """
-    if not names or json.detect_encoding(body) != "utf-8":
+    """Return a body, which must be one valid JSON object, without its members of these names, in its own encoding."""
+    if not names:
         return body
-    text = body.decode("utf-8", "surrogatepass")
+    encoding = json.detect_encoding(body)  # as `json.loads` reads it
+    text = body.decode(encoding, "surrogatepass")
     members = list(_members(text))
     if not members:
         return body
@@ -27,7 +25,7 @@ def without(body: bytes, names: Collection[str]) -> bytes:
         if name not in names:
             pieces.append(text[before if pieces else start : end])  # with the comma before it, but for the first one
         before = end
-    return "".join((text[: members[0][1]], *pieces, text[before:])).encode("utf-8", "surrogatepass")
+    return "".join((text[: members[0][1]], *pieces, text[before:])).encode(encoding, "surrogatepass")
 
 
 def _members(text: str) -> Iterator[tuple[str, int, int]]:

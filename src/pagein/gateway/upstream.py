@@ -20,7 +20,7 @@ from pagein.errors import BadAnswer
 from pagein.gateway.answers import excerpt
 from pagein.gateway.call import Call, request_id
 from pagein.gateway.ports import Lease
-from pagein.protocol import PATHS, Endpoint
+from pagein.protocol import PATHS, QUIET, SIGNS, SILENCE_HEADER, Endpoint
 
 _KEEP_ALIVE = 4.0
 """Seconds; below the 5 s after which llama-server's HTTP library closes idle connections."""
@@ -29,10 +29,11 @@ _ONE_WRITE = 1024 * 1024
 _ATTEMPTS = 3
 _INTERIM = 100
 """Interim answers (1xx) that may come at once before the answer itself; with time more of them."""
-_PACE = 5.0
-"""Seconds that each further one costs: a worker that shows life sends one in three times that."""
-_on_life: ContextVar[Callable[[], None] | None] = ContextVar("on_life", default=None)
-"""Of the request that a task sends: told of each interim answer, by which a worker that computes for long shows so."""
+_MORE = 3
+"""Times that a worker which shows life may do so as often as it has to."""
+_on_life: ContextVar[tuple[Callable[[], None] | None, float]] = ContextVar("on_life", default=(None, QUIET))
+"""Of the request that a task sends: told of each interim answer, by which a worker that computes for long shows so; and
+after how many seconds it has to."""
 
 
 class WorkerBroke(Exception):
@@ -54,9 +55,12 @@ class Upstreams:
         the call is sent again.
         """
         session = await self._session(lease)
-        _on_life.set(on_life)
+        quiet = min(QUIET, lease.timeout / SIGNS)
+        _on_life.set((on_life, quiet))
         url = _url(lease.endpoint, PATHS[call.capability])
         own = {"Content-Type": call.content_type, "Accept-Encoding": "identity", "X-Request-Id": request_id.get()}
+        if quiet < QUIET:
+            own[SILENCE_HEADER] = f"{lease.timeout:g}"
         headers = {**call.headers, **own}
         for attempt in range(1, _ATTEMPTS + 1):
             seen: dict[str, bool] = {}
@@ -95,11 +99,13 @@ class _Wire(ResponseHandler):
 
     _interim = 0
     _since = 0.0
+    _quiet = QUIET
     _told: Callable[[], None] | None = None
 
     def set_response_params(self, **params: Any) -> None:
         """Called by aiohttp before each request, in its task."""
-        self._interim, self._since, self._told = 0, self._loop.time(), _on_life.get()
+        self._interim, self._since = 0, self._loop.time()
+        self._told, self._quiet = _on_life.get()
         super().set_response_params(**params)
 
     def feed_data(self, data: Any, size: int = 0) -> None:
@@ -108,7 +114,7 @@ class _Wire(ResponseHandler):
             self._interim += 1
             if self._told is not None:
                 self._told()
-        if self._interim <= _INTERIM + (self._loop.time() - self._since) / _PACE:
+        if self._interim <= _INTERIM + (self._loop.time() - self._since) * _MORE / self._quiet:
             super().feed_data(data, size)
         elif self.transport is not None:
             self.transport.close()

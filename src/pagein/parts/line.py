@@ -121,7 +121,7 @@ class Line:
         if left <= 0:
             away = next((one for one in groups if one.state is not State.HOT), groups[0])
             raise PartsBusy(away.name, away.entry.nbytes, home.guard.totals().free, wait, reason)
-        home.room.wait(min(pause, left))
+        home.room.wait(min(pause, left, _LOOK))
 
     def _refuse(self, groups: Sequence[Group], by_hand: bool) -> None:
         """Raise what waiting cannot change, before anything is read or leaves for it."""

@@ -23,6 +23,10 @@ class Level(StrEnum):
     AUTO = "auto"
     """Parts come when a call needs them, and the guard lets them go."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> Level:
+        raise ValueError(f"level is one of {', '.join(cls)}, not {str(value)[:40]!r}")
+
 
 class Route(StrEnum):
     """What one request leases; a request for the whole may always load it."""

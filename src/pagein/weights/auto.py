@@ -11,6 +11,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from pagein.catalog.hf_config import read_config
+from pagein.errors import BadUsage
 from pagein.units import parse_bytes
 from pagein.weights.packed.packed_linear import PackedLinear
 from pagein.weights.packed.packed_matmul import scratch_bytes
@@ -67,8 +68,11 @@ class AutoModel:
         CUDA device it is memory of the device, at most what is free; what the host takes beside is said. The plan is in
         ``model.pagein.plan`` and, if ``verbose``, on standard error before anything is loaded. ``kv_needs`` counts the
         KV cache of who keeps it elsewhere than transformers does. Raises DoesNotFit with the least that would do,
-        BadModelFile, ModelUnsuited.
+        BadModelFile, ModelUnsuited, BadUsage.
         """
+        for name, given in (("context", context), ("batch", batch), ("chunk", chunk)):
+            if given is not None and given < 1:
+                raise BadUsage(f"{name} is {given}: a plan is for at least 1")
         folder = Path(path)
         budget = parse_bytes(memory) if isinstance(memory, str) else memory
         weights = open_weights(folder, compression, shards_path or layer_shards_saving_path)

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from pagein.engines.local import life
 from pagein.engines.local.door import Door
@@ -21,7 +22,7 @@ from pagein.engines.local.sampling import Sampling
 from pagein.engines.local.write import Desk
 from pagein.engines.local.writer import Deliver, Ending, Message, Prompt, Reused, Whose, Writer
 from pagein.errors import ContextLengthExceeded, LoadFailed
-from pagein.protocol import KV_CONVERSATION_HEADER, KV_TENANT_HEADER, Capability, Endpoint, WorkerSpec
+from pagein.protocol import KV_CONVERSATION_HEADER, KV_TENANT_HEADER, SILENCE_HEADER, Capability, Endpoint, WorkerSpec
 from tests.engines.local.conftest import Reply, request
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -293,6 +294,35 @@ async def test_a_whole_answer_that_takes_long_shows_life_before_it(serve, monkey
     answer = json.loads(await reader.readexactly(length))
     assert (answer["choices"][0]["text"] if path == COMPLETIONS else len(answer["data"])) in ("late", 1)
     writer.close()
+
+
+async def test_an_answer_that_grows_unseen_shows_life_too(serve, monkeypatch):
+    """A client that waits for the whole sees no word of it, however fast they come."""
+    monkeypatch.setattr(life, "QUIET", 0.2)
+    puppet = Puppet()
+    reader, writer = await by_hand(serve(puppet), COMPLETIONS, {"prompt": "a"})
+    sign = asyncio.ensure_future(reader.readexactly(len(INTERIM)))
+    said = 0
+    async with asyncio.timeout(30):
+        while not sign.done():
+            if hasattr(puppet, "deliver"):
+                puppet.deliver("x")
+                said += 1
+            await asyncio.sleep(0)
+    assert sign.result() == INTERIM
+    puppet.deliver(END)
+    assert f'"{"x" * said}"'.encode() in await reader.readuntil(b"}}")
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("silence", "seconds"),
+    [(None, 15.0), ("3", 1.0), ("300", 15.0), ("0.01", 0.1), ("soon", 15.0)],
+)
+def test_signs_are_due_well_before_the_silence_counts_as_a_hang(silence, seconds):
+    """Three times within it, where the daemon says that it is short."""
+    headers = {} if silence is None else {SILENCE_HEADER: silence}
+    assert life.quiet(make_mocked_request("POST", "/", headers=headers)) == seconds
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -69,6 +69,14 @@ def test_a_missing_companion_is_named(tmp_path: Path):
         Place("m", tmp_path / "model.onnx").beside("labels.txt")
 
 
+def test_the_daemons_table_of_options_is_the_same():
+    """The names that the catalog knows are the fields of each recipe."""
+    from pagein.catalog.option_names import RECIPE_OPTIONS
+
+    own = {name: frozenset(field.name for field in dataclasses.fields(find_recipe(name, {}, "m"))) for name in RECIPES}
+    assert own == RECIPE_OPTIONS
+
+
 def test_the_daemons_table_of_recipes_is_the_same():
     """What the catalog says about recipes, without importing them, is what they build."""
     from pagein.catalog.recipes import RECIPE_CAPABILITIES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from typing import Any
 
@@ -16,7 +17,7 @@ from pagein.engines.local import life
 from pagein.engines.tasks.writer import TaskWriter
 from pagein.errors import PartTooLarge, UnknownTask
 from pagein.parts.rollout import place_of
-from pagein.protocol import ALLOWANCE_PATH, ROUTE_HEADER, TASK_HEADER
+from pagein.protocol import ALLOWANCE_PATH, ROUTE_HEADER, SILENCE_HEADER, TASK_HEADER
 from tests.engines.local.conftest import request
 from tests.engines.tasks.test_answers import COMPLETIONS, write
 
@@ -336,6 +337,28 @@ async def test_layers_are_signs_of_life(run, writes, gate, monkeypatch):
         assert held.passes == 0
         held.open()
         assert b"data: [DONE]" in await answer.content.read()
+
+
+async def test_a_wait_for_memory_is_a_sign_of_life(run, writes, gate):
+    """A request that waits for parts is no hang, however short the silence that counts as one; its wait is bounded."""
+    running = run(writes)
+    await allow(running, room(running, "email.adapter"))
+    held = gate(running)
+    async with connected(running) as session, stream(running, session):
+        await arrived(held)
+        reader, writer = await asyncio.open_unix_connection(running.started.endpoint.socket)
+        body = json.dumps(ASKED)
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: w\r\n{TASK_HEADER}: grammar\r\n{SILENCE_HEADER}: 0.5\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        for _ in range(2):
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 102 Processing\r\n\r\n"
+        report = running.parts.report()
+        assert report.waiting == 1
+        held.open()
+        while (answer := await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 102"):
+            pass
+        assert answer.startswith(b"HTTP/1.1 200")
+        writer.close()
 
 
 async def test_tasks_that_are_warm_are_there_at_the_start(run, writes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagein.kv.blocks.keys import BLOCK, chain
@@ -132,6 +132,7 @@ def test_path_to_the_root():
     assert known.path(nodes[2]) == (nodes, ROOT)
 
 
+@settings(deadline=None)  # other work on the machine must not fail it
 @given(st.data())
 def test_found_as_a_plain_search_finds_it(data: st.DataObject):
     """Whatever lies where, in groups with and without windows: the longest prefix that all of them can serve."""

@@ -316,6 +316,36 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pool.close()
 
 
+def test_what_cannot_be_saved_is_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """A disk that fails after the answer ends no turn: it is logged, all is free, and the next turn computes anew."""
+    model, prompt = deep(), words(1500)
+    pool = pool_of(model, 18, tmp_path)
+    cache = pool.open("c")
+    cache.begin(prompt)
+    out, _ = answer(model, cache, prompt, 6)
+
+    def fail(*_):
+        raise KvLost("the disk is gone")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "pagein.kv"):
+        patch.setattr(Spill, "read", fail)
+        cache.end(out)
+    assert "the disk is gone" in caplog.text
+    report = pool.report()
+    assert (report.device.used, report.stretched_now) == (0, 0)
+    assert report.dropped_blocks > 0
+    check_whole(pool)
+    cache = pool.open("c")
+    with cache.turn(prompt) as one:
+        again, _ = answer(model, cache, prompt, 6)
+        one.end(again)
+    assert again == out
+    check_whole(pool)
+    pool.close()
+
+
 def test_no_second_row(tmp_path: Path):
     """Beams of such a conversation, and forks of its cache, are refused: their rows would not fit."""
     model, prompt = deep(), words(1500)

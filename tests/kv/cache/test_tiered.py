@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from pagein import TieredCache as exported
-from pagein.errors import CacheMismatch, KvFull
+from pagein.errors import BadUsage, CacheMismatch, KvFull
 from pagein.kv.cache.device import DeviceTier
 from pagein.kv.cache.reading import read_geometry
 from pagein.kv.cache.tiered import TieredCache
@@ -172,6 +172,18 @@ def test_an_encoder_decoder_model_reuses_nothing_by_tokens() -> None:
         found = generate(model, ids, cache.with_cross_attention())
         assert_same(found, generate(model, ids, stock(model)))
         cache.end(found.sequences)
+
+
+def test_an_encoder_decoder_model_does_not_take_a_cache_alone() -> None:
+    """Its cross-attention would write into it too, and the answer be wrong without a word: told, and nothing stays."""
+    model = model_of("t5")
+    cache, ids = tiered(model), prompt(30)
+    for _ in range(2):
+        with pytest.raises(BadUsage, match="cross-attention") as refused:
+            generate(model, ids, cache)
+        assert "with_cross_attention()" in (refused.value.hint or "")
+        assert cache.device_tier.used_bytes == 0
+    assert_same(generate(model, ids, cache.with_cross_attention()), generate(model, ids, stock(model)))
 
 
 def test_an_end_that_does_not_follow_its_begin_is_refused() -> None:

@@ -9,6 +9,7 @@ import torch
 import transformers as t
 from transformers import DynamicCache
 
+from pagein.kv.disk.store import BlockStore
 from pagein.kv.tiers.pool import KvPool
 from pagein.kv.tiers.settings import KvSettings
 
@@ -62,7 +63,7 @@ _NEXT = {
 _LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 
-def pool_of(model: Any, blocks: float, disk: Path | None = None, **options: Any) -> KvPool:
+def pool_of(model: Any, blocks: float, disk: Path | BlockStore | None = None, **options: Any) -> KvPool:
     """Return a pool whose device has room for so many blocks of tokens in all groups."""
     from pagein.kv.cache.reading import read_geometry
 

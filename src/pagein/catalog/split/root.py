@@ -75,6 +75,8 @@ class PartsRoot:
 
         ``nbytes`` is its size where that is known. Reads nothing; the caller closes the descriptor.
         """
+        if self._fd < 0:
+            raise PartRefused(name[:200], "cannot be opened: the model was closed")
         if not name or name in (".", "..") or "/" in name or "\\" in name or not name.isprintable():
             raise PartRefused(name[:200], "is not a plain file name")
         try:
@@ -113,7 +115,7 @@ def read_plan(root: PartsRoot, vouch: Callable[[bytes], None] | None = None) -> 
     ``vouch`` is given the text before anything in it is looked at, and raises where nobody signed it.
     """
     if PLAN_NAME not in root.names():
-        hint = "its split is not finished: run 'pagein split apply' again, it goes on"
+        hint = "this is no split, or one that is not finished: run 'pagein split apply', which goes on"
         raise PlanRefused(root.folder, PLAN_NAME, "is not there", hint=hint)
     try:
         descriptor, status = root.open(PLAN_NAME)

@@ -12,9 +12,10 @@ from typing import TypeVar
 
 from aiohttp import HttpVersion11, web
 
+from pagein.protocol import QUIET, SIGNS, SILENCE_HEADER
+
 T = TypeVar("T")
-QUIET = 15.0
-"""Seconds without a word after which a sign is due: a long prompt on a streamed model takes minutes."""
+_SHORTEST = 0.1
 _PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
 
 
@@ -30,6 +31,15 @@ class Pulse:
         return self._seen != before
 
 
+def quiet(request: web.Request) -> float:
+    """Seconds without a word after which a sign is due: fewer where a silence of fewer counts as a hang."""
+    try:
+        silence = float(request.headers.get(SILENCE_HEADER, ""))
+    except ValueError:
+        return QUIET
+    return max(_SHORTEST, min(QUIET, silence / SIGNS))
+
+
 async def show_life(request: web.Request, pulse: Pulse) -> None:
     """Send an interim answer where something was computed; the answer must not have begun."""
     if not pulse.beat() or request.version < HttpVersion11:
@@ -42,7 +52,7 @@ async def alive(request: web.Request, pulse: Pulse, work: Awaitable[T]) -> T:
     """Wait for work and show life meanwhile; the work is called off with the wait."""
     task = asyncio.ensure_future(work)
     try:
-        while not (await asyncio.wait([task], timeout=QUIET))[0]:
+        while not (await asyncio.wait([task], timeout=quiet(request)))[0]:
             await show_life(request, pulse)
         return task.result()
     finally:

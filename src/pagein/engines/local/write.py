@@ -107,7 +107,7 @@ class WriterDesk(ABC, Generic[W]):
     async def _events(
         self, request: web.Request, wanted: Wanted, shapes: Shapes, talk: _Talk, pulse: life.Pulse
     ) -> web.StreamResponse:
-        pieces = talk.pieces(life.QUIET)
+        pieces = talk.pieces(life.quiet(request))
         first = await anext(pieces, None)  # a fault before the first word has a status of its own
         response = web.StreamResponse(headers=_EVENTS)
         await response.prepare(request)
@@ -159,13 +159,16 @@ def _prompt(writer: Writer, wanted: Wanted) -> Prompt:
 
 
 async def _whole(request: web.Request, talk: _Talk, pulse: life.Pulse) -> str:
-    """All that is said, with signs of life while nothing is."""
+    """All that is said, with signs of life meanwhile: of what is said the client gets nothing before the end."""
     said: list[str] = []
-    async for piece in talk.pieces(life.QUIET):
-        if piece is None:
-            await life.show_life(request, pulse)
-        else:
+    quiet, now = life.quiet(request), asyncio.get_running_loop().time
+    due = now() + quiet
+    async for piece in talk.pieces(quiet):
+        if piece is not None:
             said.append(piece)
+        if piece is None or now() >= due:
+            await life.show_life(request, pulse)
+            due = now() + quiet
     return "".join(said)
 
 

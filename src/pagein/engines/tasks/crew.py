@@ -56,6 +56,11 @@ class Crew:
         finally:
             self._mine.left = None
 
+    def waits(self, left: Callable[[], bool]) -> bool:
+        """Whether to wait on for memory, asked of who waits: that is bounded, and a sign of life."""
+        self.beats += 1
+        return not left()
+
     def step(self) -> None:
         """Count a step; raises CalledOff."""
         self.beats += 1

@@ -96,7 +96,7 @@ class TaskWriter(Writer):
         settings = settings_for(served.model.generation_config, sampling, new, served.ends)
         dice = Dice(sampling.seed) if settings.do_sample else None
         ear = _Ear(self._crew, dice, settings.eos_token_id, sampling.stop, served.tokens.decode, deliver)
-        lease = self._house.lease(served.name, self._guest, lambda: not left())
+        lease = self._house.lease(served.name, self._guest, lambda: self._crew.waits(left))
         with self._crew.unless(left), lease, lease.only():
             ids = torch.tensor([prompt.tokens], device=parts.seats.device)
             try:
@@ -122,7 +122,7 @@ class TaskWriter(Writer):
                 raise ContextLengthExceeded(self._name, _count(one), self.context)
 
         def work(left: Callable[[], bool]) -> list[T]:
-            lease = self._house.lease(self._served.name, self._guest, lambda: not left())
+            lease = self._house.lease(self._served.name, self._guest, lambda: self._crew.waits(left))
             with self._crew.unless(left), lease, lease.only():
                 return [read(text, one, self._call(one)) for text, one in zip(texts, inputs, strict=True)]
 

@@ -17,6 +17,11 @@ from pagein.kv.cache.row import Row, reserve_all
 if TYPE_CHECKING:
     from pagein.kv.tiers.stretch import Stretch
 
+_AGAIN = (
+    "`generate` with guesses (assistant_model, prompt_lookup_num_tokens) computes every prompt from its beginning: "
+    "call `cache.reset()` in the turn before it"
+)
+
 
 class Placement:
     """Where the blocks of one group lie, for all rows; made anew when that changes, but not when a run only grows.
@@ -84,6 +89,8 @@ class Batch:
         """What the first tokens of every row are, as far as somebody said so (`TieredCache.end`)."""
         self.lowest = 0
         """Tokens of the prompt that were never taken back in the turn: what was put behind them nobody knows."""
+        self.due = 0
+        """Tokens of a turn's prompt before its first pass, which computes those that are not there; 0 else."""
         self.closed = False
         self.idle = False
         """Between two turns of a conversation in a pool: its blocks may leave, so that no pass may use them."""
@@ -102,12 +109,15 @@ class Batch:
             )
         if self.closed:
             raise CacheMismatch("a pass over a cache", "been closed", f"{end} tokens")
+        if self.length and end - self.length >= self.due > 0:
+            have, came = f"{self.length} of {self.due}", f"{end - self.length}, the whole prompt again"
+            raise CacheMismatch("tokens of a turn's first pass", have, came, _AGAIN)
         if rows != len(self.rows):
             self._become(rows)
         took = self._reserve(end)
         if took and len(self.rows) > 1:  # tables have grown; a single row notes itself when its run broke
             self._forget_places()
-        self.length = end
+        self.length, self.due = end, 0
 
     def _reserve(self, end: int) -> int:
         """Have room in blocks, beside them and in the `stretch` for so many tokens; returns the blocks taken."""

@@ -6,18 +6,20 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
-from pagein.errors import CacheMismatch
+from pagein.errors import BadUsage, CacheMismatch
 from pagein.kv.blocks.keys import common_length
 from pagein.kv.cache.batch import Batch
 from pagein.kv.cache.device import DeviceTier
 from pagein.kv.cache.geometry import Geometry
 from pagein.kv.cache.layers import PagedLayer, SlidingPagedLayer
+from pagein.kv.cache.pictures import pictures_of
 from pagein.kv.cache.reading import PAGED, read_geometry, stock_layers
 from pagein.kv.tiers.answers import Reuse, Source, Why
 from pagein.units import parse_bytes
@@ -80,6 +82,7 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
             pool = self._own_pool = KvPool(model, memory=memory, host=host, disk=disk, disk_cap=disk_cap)
         if pool is not None:
             device, keeper = pool.device, pool
+        self.pictures = pool.pictures if pool is not None else pictures_of(model)
         if device is not None:
             geometry = device.geometry
         elif geometry is None:
@@ -92,6 +95,8 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
         self.tenant, self.name = tenant, name
         self.batch = Batch(self.device_tier, sum(len(group.layers) for group in geometry.groups), expected)
         self._prompt: list[int] | None = None
+        self._last = -1
+        """Of an encoder-decoder model: the layer whose K and V were written last."""
         Cache.__init__(self, layers=_layers(self.batch, geometry))
         self._finalizer = weakref.finalize(self, self.device_tier.drop, self.batch)
         self._finalizer.atexit = False
@@ -119,7 +124,11 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
         self.batch.landed = wait
 
     def begin(self, input_ids: Tokens) -> Reuse:
-        """Begin a turn with the whole prompt; `generate` then computes only what `Reuse.tokens` leaves."""
+        """Begin a turn with the whole prompt; `generate` then computes only what `Reuse.tokens` leaves.
+
+        Ids of pictures are those of any picture, so nothing from the first one on is reused; where `media_tokens` of
+        each picture's digest stand in their place, it is.
+        """
         tokens = tokens_of(input_ids)
         if self.batch.closed:
             raise CacheMismatch("a turn of a cache", "been closed", "a prompt")
@@ -128,8 +137,12 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
             why = "several texts at once" if tokens is None else "what a decoder keeps depends on the encoder's input"
             kind = Why.ENCODER if self.geometry.has_encoder else Why.TOKENS
             return Reuse(0, Source.NONE, f"nothing is reused: {why}", 0 if tokens is None else len(tokens), kind=kind)
+        given, tokens = tokens, self.pictures.told_apart(tokens)
         reuse = self.keeper.begin(self, tokens) if self.keeper is not None else self.hold(tokens)
-        self._prompt, self.batch.lowest = tokens, len(tokens)
+        if tokens is not given:
+            reuse = replace(reuse, reason=f"{reuse.reason}; its ids of pictures are those of any picture")
+        self.pictures.begin(self, tokens)
+        self._prompt, self.batch.lowest, self.batch.due = tokens, len(tokens), len(tokens)
         return reuse
 
     def hold(self, tokens: Sequence[int]) -> Reuse:
@@ -179,17 +192,21 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
         After several rows (beams, several answers) only the prompt is kept. CacheMismatch, and nothing of the turn is
         kept, where the tokens do not begin with its prompt.
         """
-        prompt, self._prompt = self._prompt, None
+        prompt, self._prompt, self.batch.due = self._prompt, None, 0
         tokens = tokens_of(output_ids)
         if tokens is None or len(self.batch.rows) > 1:
             self._only_first()
             tokens = prompt or []
+        tokens = self.pictures.told_apart(tokens, prompt or ())
         if prompt and tokens[: len(prompt)] != prompt:
             same = common_length(prompt, tokens)
             self.reset()
+            self.pictures.abandon(self)
             if self.keeper is not None:
                 self.keeper.abandon(self)
             raise CacheMismatch(f"token {same} of a turn", prompt[same], tokens[same : same + 1])
+        if prompt is not None:
+            self.pictures.end(self, prompt)
         if not self.can_hold(min(len(tokens), self.batch.length)):
             self.reset()
         self.crop_to(min(len(tokens), self.batch.length))
@@ -209,9 +226,10 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
 
     def abandon(self) -> None:
         """End a turn that was called off: what is known to be right stays, all else is free at once. Idempotent."""
-        prompt, self._prompt = self._prompt, None
+        prompt, self._prompt, self.batch.due = self._prompt, None, 0
         if prompt is None:
             return
+        self.pictures.abandon(self)
         if self.batch.agreed:
             self._only_first()
             self.batch.tokens[:] = prompt[: min(self.batch.length, self.batch.lowest)]
@@ -239,11 +257,20 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
         found: tuple[torch.Tensor, torch.Tensor] = self.layers[layer_idx].update(
             key_states, value_states, *args, **kwargs
         )
+        if self.geometry.has_encoder and len(self.layers) > 1:
+            if layer_idx == self._last:  # its cross-attention: it would attend to one row of both, and be wrong
+                self.reset()
+                raise BadUsage(
+                    "a cache alone is not what an encoder-decoder model takes: its cross-attention wrote into it, too",
+                    hint="give generate cache.with_cross_attention()",
+                )
+            self._last = layer_idx
         return found
 
     def reset(self) -> None:
         """Forget everything; all blocks are free at once."""
         self.batch.release()
+        self._last = -1
         for index in self.geometry.side_layers:  # stock ones keep their memory, some their flags
             self.layers[index] = stock_layers(self.geometry)[index]
 
@@ -252,6 +279,8 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
         other = TieredCache(
             device=self.device_tier, keeper=self.keeper, tenant=self.tenant, expected=self.batch.expected
         )
+        other.pictures = self.pictures
+        self.pictures.share(self, other)
         self.batch.arrive()
         with self.device_tier.lock:  # between two turns its blocks may leave in another thread
             other.batch.become(self.batch.fork())
@@ -278,6 +307,7 @@ class TieredCache(DynamicCache):  # type: ignore[misc]
         if self._own_pool is not None:
             self._own_pool.flush()
         self.reset()
+        self.pictures.abandon(self)
         self.batch.closed = True
         if self.keeper is not None:
             self.keeper.close_cache(self)

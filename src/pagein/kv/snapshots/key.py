@@ -13,7 +13,7 @@ from functools import cached_property
 _TAG = b"pagein kv fingerprint 1\n"
 _TENANT = b"pagein kv tenant 1\n"
 _MEDIA = b"pagein kv media 1\n"
-_NO_TOKEN = 2**31
+NO_TOKEN = 2**31
 """Vocabularies end far below."""
 MOST_SETTINGS = 64
 """Entries of one mapping, and adapters, at most."""
@@ -114,7 +114,7 @@ def media_tokens(digest: str, count: int) -> list[int]:
     found: list[int] = []
     while len(found) < count:
         block = hashlib.sha256(_MEDIA + f"{digest}:{len(found)}".encode()).digest()
-        found += [number | _NO_TOKEN for number in struct.unpack("<8I", block)]
+        found += [number | NO_TOKEN for number in struct.unpack("<8I", block)]
     return found[:count]
 
 

@@ -14,6 +14,7 @@ import torch
 from pagein.errors import KvBusy
 from pagein.kv.cache.device import DeviceTier
 from pagein.kv.cache.geometry import Geometry
+from pagein.kv.cache.pictures import pictures_of
 from pagein.kv.cache.safe import too_long, warn_of_settings
 from pagein.kv.cache.tiered import TieredCache
 from pagein.kv.disk.checking import Checked
@@ -82,6 +83,7 @@ class KvPool:
             clock,
         )
         self.geometry: Geometry = built.books.geometry
+        self.pictures = pictures_of(model)
         if not isinstance(model, Geometry):
             warn_of_settings(model, self.geometry)
         self.settings = built.books.settings

@@ -130,10 +130,16 @@ class Stretching:
         return True
 
     def leave(self, one: Conversation, cache: TieredCache) -> None:
-        """End a stretch: what the tiers below do not have goes there, then all of it is free. It is ``moving``."""
+        """End a stretch: what the tiers below do not have goes there, then all of it is free. It is ``moving``.
+
+        What cannot be saved is dropped and computed anew another time: the answer of the turn is out already.
+        """
         books, nodes = self._books, self._nodes(one)
+        lost = blocks_of(cache.batch.length)
         try:
             lost = self._save(one, cache, Text(one.root, nodes))
+        except Exception as error:  # a disk that fails, no memory left: the turn ended well all the same
+            log.warning("a conversation larger than the device is dropped, since it could not be saved: %s", error)
         finally:
             with books.lock:
                 cache.reset()

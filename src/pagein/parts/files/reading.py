@@ -11,6 +11,7 @@ gave up leaves everything to them: memory that a read may still write to is not 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 from collections.abc import Callable
@@ -24,6 +25,7 @@ CHUNK = 4 * 1024**2
 """Bytes that a thread takes at a time."""
 STREAMS = 4
 """Threads that read one file, where it has so many chunks."""
+_NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 Read = Callable[[int, memoryview, int], int]
 """Descriptor, where to, from which byte on → bytes that came; 0 at the file's end. Several threads call it."""
 
@@ -46,8 +48,10 @@ def read_from_file(descriptor: int, into: memoryview, offset: int) -> int:
         return os.preadv(descriptor, [into], offset)
     except OSError as error:
         # Some file systems take the flag and refuse the read, or want more alignment than a page.
-        if error.errno != errno.EINVAL or not _set_direct(descriptor, False):
+        if error.errno not in _NOT_DIRECT:
             raise
+    # Another thread may have taken the flag away since: this one reads again all the same.
+    _through_cache(descriptor)
     return os.preadv(descriptor, [into], offset)
 
 
@@ -72,8 +76,13 @@ class Reading:
         """Bytes of each chunk, by its place; those before the front are whole."""
         self._cut: int | None = None
         self._active = 0
+        """Threads that may be reading."""
+        self._over = False
+        """No thread reads any more, and none begins to."""
         self._ended = False
+        """The descriptor is closed, too."""
         self._failed = False
+        """The caller has given up: who is the last lets go of the buffer."""
         self._error: tuple[int, Exception] | None = None
         self._after: os.stat_result | None = None
 
@@ -81,38 +90,28 @@ class Reading:
         """Fill the buffer, feed the hashes, and return the file's status after the last byte; raises PartRefused."""
         ends = self._clock() + seconds
         try:
-            self._start()
-        except RuntimeError as error:
-            os.close(self._fd)
-            self._let_go()
-            raise PartRefused(file, f"cannot be read: {error}") from None
-        try:
+            self._start(file)
             hashed = 0
             while hashed < self._buffer.nbytes:
                 came = self._wait(file, hashed, ends, seconds)
                 for one in hashes:
                     one.update(self._buffer.view[hashed:came])
                 hashed = came
-            with self._changed:
-                self._changed.wait_for(lambda: self._ended)
-            if self._after is None:
-                raise self._refusal(file)
-            return self._after
+            return self._status(file, ends, seconds)
         except BaseException:
             self._give_up()
             raise
 
-    def _start(self) -> None:
-        """Let the threads begin; raises RuntimeError where the system gives not even one."""
-        _set_direct(self._fd, True)
-        self._active = min(STREAMS, -(-self._buffer.nbytes // CHUNK))
-        for number in range(self._active):
+    def _start(self, file: str) -> None:
+        """Let the threads begin: fewer where the system gives no more; raises PartRefused where it gives none."""
+        _past_cache(self._fd)
+        for number in range(min(STREAMS, -(-self._buffer.nbytes // CHUNK))):
             try:
                 threading.Thread(target=self._fill, name="pagein-part", daemon=True).start()
-            except RuntimeError:
+            except (RuntimeError, MemoryError) as error:
                 if not number:
-                    raise
-                self._leave()
+                    raise PartRefused(file, f"cannot be read: {str(error) or 'no memory for a thread'}") from None
+                return
 
     def _wait(self, file: str, hashed: int, ends: float, seconds: float) -> int:
         """Return how many bytes are there, more than were hashed; an error is told once no thread reads any more."""
@@ -126,10 +125,22 @@ class Reading:
                     raise PartRefused(file, why, bytes=self.got, planned_bytes=self._buffer.nbytes)
                 if self._error is None and self.got > hashed:
                     return self.got
-                if self._ended:
+                if self._ended:  # and no chunk failed: the file ended too soon
                     why = f"was cut to {self._cut} bytes while it was read, the plan says {self._buffer.nbytes}"
                     raise PartRefused(file, why, bytes=self._cut, planned_bytes=self._buffer.nbytes)
-                self._changed.wait(left)
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+
+    def _status(self, file: str, ends: float, seconds: float) -> os.stat_result:
+        """Return the file's status after the last byte, which a disk may leave unanswered, too."""
+        with self._changed:
+            while not self._ended:
+                left = ends - self._clock()
+                if left <= 0:
+                    raise PartRefused(file, f"gave all bytes and not its status within {seconds:g} s, the limit")
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+            if self._after is None:
+                raise self._refusal(file)
+            return self._after
 
     def _refusal(self, file: str) -> PartRefused:
         assert self._error is not None
@@ -140,6 +151,8 @@ class Reading:
     # ── in the threads that read ────────────────────────────────────────────────────────────────────
 
     def _fill(self) -> None:
+        if not self._enter():
+            return
         place = 0
         try:
             pages = self._buffer.pages
@@ -155,6 +168,12 @@ class Reading:
             self._fail(place, error)
         finally:
             self._leave()
+
+    def _enter(self) -> bool:
+        """Whether there is something to read: a thread that begins late may find that all is over."""
+        with self._changed:
+            self._active += not self._over
+            return not self._over
 
     def _take(self) -> int | None:
         """The place of the next chunk; None where there is none, or no sense in it any more."""
@@ -185,17 +204,18 @@ class Reading:
             self._changed.notify_all()
 
     def _leave(self) -> None:
-        """One thread is through; the last one looks at the file once more and lets go of it."""
+        """One thread is through: there is no chunk to take. The last one looks at the file once more and closes it."""
         with self._changed:
             self._active -= 1
             if self._active:
                 return
+            self._over = True
         after = None
         try:
             after = os.fstat(self._fd)
         except OSError as error:
             self._fail(self.got, error)
-        os.close(self._fd)
+        _close(self._fd)
         with self._changed:
             self._after, self._ended = after, True
             failed = self._failed
@@ -206,11 +226,15 @@ class Reading:
     # ── the end of a failed one ─────────────────────────────────────────────────────────────────────
 
     def _give_up(self) -> None:
-        """Leave the rest to the threads that read, or do it here where those are through."""
+        """Leave the rest to the threads that read, or do it here where none does."""
         with self._changed:
             self._failed = True
-            ended = self._ended
-        if ended:
+            none_came = not self._active and not self._over
+            self._over = self._over or none_came
+            mine = self._ended or none_came
+        if none_came:
+            _close(self._fd)
+        if mine:
             self._let_go()
 
     def _let_go(self) -> None:
@@ -218,16 +242,21 @@ class Reading:
         self._on_failure()
 
 
-def _set_direct(descriptor: int, wanted: bool) -> bool:
-    """Have reads go past the page cache, or through it again; whether that is a change. Linux only."""
-    direct = getattr(os, "O_DIRECT", 0)
-    if not direct:
-        return False
-    import fcntl
+def _close(descriptor: int) -> None:
+    with suppress(OSError):  # of network file systems; the descriptor is gone all the same
+        os.close(descriptor)
 
+
+def _past_cache(descriptor: int) -> None:
+    """Have reads go past the page cache, where the system and the file system can."""
+    _set_flag(descriptor, getattr(os, "O_DIRECT", 0), 0)
+
+
+def _through_cache(descriptor: int) -> None:
+    """Have reads go through the page cache again."""
+    _set_flag(descriptor, 0, getattr(os, "O_DIRECT", 0))
+
+
+def _set_flag(descriptor: int, wanted: int, unwanted: int) -> None:
     with suppress(OSError):
-        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        if bool(flags & direct) != wanted:
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags ^ direct)
-            return True
-    return False
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, (fcntl.fcntl(descriptor, fcntl.F_GETFL) | wanted) & ~unwanted)

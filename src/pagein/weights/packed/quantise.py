@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pagein.catalog.safetensors import INDEX_NAME
-from pagein.errors import BadModelFile, BadUsage, PageinError
+from pagein.errors import BadModelFile, BadUsage, ModelUnsuited, PageinError
 from pagein.kv.snapshots.snapshot import DRAFT
 from pagein.weights.packed.making import Making, expected_names, plan_making
 from pagein.weights.packed.packing import GROUPS
@@ -66,6 +66,11 @@ class Progress:
 
 def prepare(folder: Path, bits: int | None, *, group: int = GROUPS[0], allow_pickle: bool = False) -> Making:
     """Decide what the shards of a model folder will be; raises BadModelFile, ModelUnsuited."""
+    if (folder / MANIFEST).is_file() and (held := read_manifest(folder)).bits is not None:
+        raise ModelUnsuited(
+            f"{folder} holds shards of {held.bits} bits that Pagein made, which cannot be made of again",
+            hint="name the folder of the original model; these shards are loaded as they are",
+        )
     original = open_original(folder, allow_pickle=allow_pickle)
     refuse_quantised(original.checkpoint.config, str(folder))
     return plan_making(original, bits, group)

@@ -11,6 +11,7 @@ from math import prod
 
 from pagein.catalog.estimate_transformers import BIASES
 from pagein.catalog.geometry import F16
+from pagein.catalog.gpu_build import torch_for_gpus
 from pagein.catalog.hf_config import read_config, traits_of
 from pagein.catalog.safetensors import BITS, StoredTensor
 from pagein.weights.packed.packed_sizes import can_pack, packed_bytes
@@ -20,7 +21,9 @@ from pagein.weights.reading.checkpoint import Checkpoint
 from pagein.weights.reading.layout import PAGE, lay_out
 
 RUNTIME = 400 * 1024**2
-"""Bytes of a process with torch 2.13 for CPUs and transformers 5.24: 334 MiB once imported, and its threads."""
+"""Bytes of a process with torch 2.13 for CPUs and transformers 5.24: 334 MiB once imported, and its threads.
+
+One for GPUs takes `torch_for_gpus` more."""
 CHUNK = 256
 """Tokens of a prompt that go through the model in one pass."""
 FLOATS = ("BF16", "F16", "F32")
@@ -44,10 +47,13 @@ def read_needs(
     context: int,
     batch: int = 1,
     compression: str | None = None,
-    runtime: int = RUNTIME,
+    runtime: int | None = None,
     anatomy: Anatomy | None = None,
 ) -> Sizes:
-    """Return what the checkpoint needs for sequences of so many tokens; ``compression`` is None, 8bit or 4bit."""
+    """Return what the checkpoint needs for sequences of so many tokens; ``compression`` is None, 8bit or 4bit.
+
+    ``runtime``: the process without a model; by default that of the installed torch.
+    """
     parts = anatomy or dissect(checkpoint)
     bits = BITS_OF[compression] if compression is not None else None
     head = _size(parts.head, HEAD_BITS if bits else None) if parts.head is not None else 0
@@ -56,7 +62,7 @@ def read_needs(
     experts = _experts(parts)
     per_token, window = cache_bytes(checkpoint, parts, context)
     needs = Needs(
-        runtime=runtime,
+        runtime=RUNTIME + torch_for_gpus() if runtime is None else runtime,
         resident_small=small,
         embedding=embedding,
         head=head,

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from pagein.errors import ContextTooLong, DoesNotFit, WeightsAway
-from pagein.units import format_bytes
+from pagein.units import format_bytes, parse_bytes
 from pagein.weights.planning.anatomy import dissect
 from pagein.weights.planning.demand import Needs, touched_bytes
 from pagein.weights.planning.plan import Plan, make_plan
@@ -117,13 +117,14 @@ class Streamed:
         with self.computing():
             return self.speculator.generate(prompt, speculate, {"max_new_tokens": max_new_tokens, **settings})
 
-    def set_memory(self, memory: int, batch: int | None = None) -> Plan:
+    def set_memory(self, memory: int | str, batch: int | None = None) -> Plan:
         """Change the budget, and with ``batch`` the sequences at once; call it between two passes.
 
-        Raises DoesNotFit and changes nothing.
+        ``memory`` is bytes, or text like "4GiB". Raises DoesNotFit and changes nothing.
         """
+        budget = parse_bytes(memory) if isinstance(memory, str) else memory
         with self._changing():
-            self.plan = self._make_plan(memory, batch)
+            self.plan = self._make_plan(budget, batch)
             self._placement.apply(self.plan)
         self.lockstep.most_tokens = self.plan.needs.context * self.plan.needs.batch
         self.report.watch()
