@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rich.console import Console, Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from pagein.cli.bars import PoolBar
@@ -38,16 +40,17 @@ def frame(
         table = model_table(models, console.width, max(_PARTS))
         return Group(*head, table, Text(), *decision_lines(latest[:_DECISIONS]))
     room = lines - _height(Group(*head), console)
-    shown = len(models)
     # Models first, those that hold memory at their head, with as many of their parts as leave room for the others; the
     # decisions get what is left, but never nothing.
+    most, shown = room - _FEWEST_DECISIONS - 3, len(models)
     for parts in _PARTS:
         table = model_table(models, console.width, parts)
-        if _height(table, console) <= room - _FEWEST_DECISIONS - 3:
+        if _height(table, console) <= most:
             break
-    while shown > 1 and _height(table, console) > room - _FEWEST_DECISIONS - 3:
-        shown -= 1
-        table = model_table(models[:shown], console.width)
+    else:
+        counts = range(1, shown)
+        shown = max(1, bisect_right(counts, most, key=lambda count: _height(_of(models[:count], console), console)))
+        table = _of(models[:shown], console)
     tail: list[RenderableType] = [table]
     if shown < len(models):
         tail.append(Text(f"… and {len(models) - shown} more, see pagein ps", "dim"))
@@ -55,6 +58,10 @@ def frame(
     if left > 0:
         tail += [Text(), *decision_lines(latest[:left])]
     return Group(*head, *tail)
+
+
+def _of(models: Sequence[ModelView], console: Console) -> Table:
+    return model_table(models, console.width)
 
 
 def _height(content: RenderableType, console: Console) -> int:
